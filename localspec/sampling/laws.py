@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from localspec.sampling.params import SamplingParams
 
 __all__ = ["DenseLaw", "Law", "SparseLaw", "law", "make_law", "residual"]
 
-Floats = NDArray[np.float32] | NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 
 _CHUNK = 512  # entries summed at once: about √V, so that both levels of a draw cost the same
