@@ -57,7 +57,7 @@ class DenseLaw:
 
     def probs_at(self, ids: Ids) -> NDArray[np.float64]:
         """Return the probabilities of ``ids`` [n]; 0 outside the vocabulary."""
-        inside = ids < len(self.weights)
+        inside = (ids >= 0) & (ids < len(self.weights))
         return np.where(inside, self.weights[np.where(inside, ids, 0)], 0.0) / self.total
 
     def draw(self, uniform: float) -> int:
@@ -181,7 +181,7 @@ def residual(p: Law, q: Law, scale: float = 1.0) -> tuple[Law, float] | None:
         return (SparseLaw.of(p.ids, rest), total) if total > 0 else None
     weights = p.weights * p.weights.dtype.type(scale / p.total)
     if isinstance(q, SparseLaw):
-        shared = q.ids < len(weights)
+        shared = (q.ids >= 0) & (q.ids < len(weights))
         weights[q.ids[shared]] -= q.probs[shared]
     else:
         shared_size = min(len(weights), len(q.weights))

@@ -41,9 +41,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, low=0.0, high=1e6, remedy="0 is greedy, 0.8 is usual")
         if 0 < self.temperature < 1e-5:
-            raise InvalidOptionError(
-                f"temperature is {self.temperature!r}; use 0 for greedy, or 1e-5 and more"
-            )
+            raise InvalidOptionError(f"temperature is {self.temperature!r}; use 0 for greedy, or 1e-5 and more")
         _check("top_p", self.top_p, low=0.0, high=1.0, low_open=True, remedy="1 switches it off")
         _check("min_p", self.min_p, low=0.0, high=1.0, remedy="0 switches it off")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
