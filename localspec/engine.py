@@ -73,6 +73,10 @@ class Engine:
         """Advance every generation, none of them finished, by one step."""
         started = perf_counter()
         for g in generations:
+            if self._held.get(g.sequence) is not g.history:
+                raise InvalidOptionError(
+                    f"sequence {g.sequence} was given to another generation; this one cannot go on, start it again"
+                )
             # Past this stand rejected drafts, and whatever a failure or an interrupt left behind.
             self._forget(g.sequence, len(g.history) - 1)
         self._read_prompts(generations)
