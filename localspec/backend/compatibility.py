@@ -49,7 +49,8 @@ def check_compatible(target: ModelHeader, draft: ModelHeader) -> None:
         where = f"; the first token that differs is {first}: {texts}"
     because = f" ({reason})" if reason else ""
     raise IncompatibleModelsError(
-        f"target {target.path.name} ({len(mine):,} tokens) and draft {draft.path.name} ({len(theirs):,} tokens) "
+        f"target {target.path.name} ({len(mine):,} tokens) and draft {draft.path.name} "
+        f"({len(theirs):,} tokens) "
         f"do not share a vocabulary{because}{where}. Choose a draft of the target's family: "
         "`localspec models list` has pairs"
     )
