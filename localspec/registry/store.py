@@ -87,7 +87,7 @@ class Store:
         self, registry: Registry, *, root: Path | None = None, quantize: Quantizer | None = None
     ) -> None:
         self._registry = registry
-        self._root = (cache_dir() / "models" if root is None else root).absolute()
+        self.root = (cache_dir() / "models" if root is None else root).absolute()
         self._quantize = quantize
 
     def path(self, model: ModelEntry | str | os.PathLike[str], *, progress: bool = False) -> Path:
@@ -113,6 +113,16 @@ class Store:
             return Status.READY
         return Status.PARTIAL if self._partial(entry).bytes else Status.ABSENT
 
+    def is_ready(self, entry: ModelEntry) -> bool:
+        """Whether the whole, verified file is here."""
+        return self._ready(entry) is not None
+
+    def bytes_on_disk(self, entry: ModelEntry) -> int:
+        """Bytes the store holds of a model, partial files included; a file of the user's own is not counted."""
+        directory = self._directory(entry)
+        with store_errors(directory):
+            return sum(item.stat().st_size for item in directory.glob("**/*") if item.is_file())
+
     def location(self, entry: ModelEntry) -> Path:
         """Where the file of a model is, or would be."""
         local = _local_path(entry)
@@ -135,22 +145,20 @@ class Store:
                 f"`localspec models pull {entry.name}` fetches it again"
             )
 
-    def remove(self, entry: ModelEntry) -> int:
-        """Delete what the store has of a model, its pinned hash too; returns the bytes freed.
+    def remove(self, entry: ModelEntry) -> None:
+        """Delete what the store has of a model, its pinned hash too.
 
         A file of the user's own that a ``path`` source names is left alone.
         """
         directory = self._directory(entry)
         if not directory.is_dir():
-            return 0
+            return
         with self._locked(entry, SilentReporter()), store_errors(directory):
-            freed = 0
             for item in directory.iterdir():
-                if item.name == _LOCK:
-                    continue
-                freed += item.stat().st_size if item.is_file() else 0
-                shutil.rmtree(item) if item.is_dir() else item.unlink()
-        return freed
+                if item.is_dir():
+                    shutil.rmtree(item)
+                elif item.name != _LOCK:
+                    item.unlink()
 
     def made_from(self, entry: ModelEntry) -> list[ModelEntry]:
         """The derived models in the store that were made from this one."""
@@ -279,7 +287,7 @@ class Store:
     # The directory of a model
 
     def _directory(self, entry: ModelEntry) -> Path:
-        return self._root / entry.name
+        return self.root / entry.name
 
     def _partial(self, entry: ModelEntry) -> PartialFile:
         return PartialFile(self._directory(entry) / f"{entry.file}.part")
