@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -65,16 +64,17 @@ def test_compilers_are_found_on_the_path_or_by_their_variables(tmp_path, monkeyp
     assert "build-essential" in environment.compiler_hint()
 
 
-def test_a_failed_child_shows_the_end_of_its_output_and_where_the_rest_is(tmp_path):
+@pytest.mark.parametrize(("written", "shown"), [(3, range(3)), (40, range(25, 40))])
+def test_a_failed_child_shows_the_end_of_its_output_and_where_the_rest_is(written, shown, tmp_path):
     log = tmp_path / "log"
-    log.write_text("of an earlier run\n")
-    script = "print(*range(40), sep='\\n'); raise SystemExit(3)"
+    log.write_text("of an earlier step\n")
+    script = f"print(*range({written}), sep='\\n'); raise SystemExit(3)"
     with pytest.raises(environment.SetupError) as caught:
         environment.run_logged([sys.executable, "-c", script], log, "It failed.")
-    lines = str(caught.value).splitlines()
-    assert lines[0].startswith("It failed.")
-    assert lines[1:16] == [f"  | {number}" for number in range(25, 40)]
-    assert lines[-1].endswith(str(log))
+    first, *middle, _advice, last = str(caught.value).splitlines()
+    assert first.startswith("It failed.")
+    assert middle == [f"  | {number}" for number in shown]
+    assert last.endswith(str(log))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -109,29 +109,25 @@ def test_the_stamp_follows_what_decides_the_content(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="process groups are POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interruption_stops_grandchildren_as_well(number, tmp_path):
-    pid_file = tmp_path / "pid"
-    grandchild = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+def test_interruption_stops_grandchildren_as_well(number):
+    grandchild = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    # A child that ends at once and leaves its own children behind.
+    child = f"import subprocess as s, sys, time; s.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import _environment as e\n"
         f"sys.exit(e.guarded(lambda: e.run([sys.executable, '-c', {child!r}])))"
     )
-    # Its own streams: what it starts would otherwise hold this test's pipes open.
-    running = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert running.poll() is None
-        time.sleep(0.02)
+    command = [sys.executable, "-c", program]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert running.stdout is not None
+    pid = int(running.stdout.readline())
     running.send_signal(number)
-    assert running.wait(30) == 130
-    with pytest.raises(ProcessLookupError):
-        _wait_until_gone(int(pid_file.read_text()))
-
-
-def _wait_until_gone(pid: int) -> None:
-    for _ in range(500):  # its last parent has to collect it first
-        os.kill(pid, 0)
-        time.sleep(0.02)
+    try:
+        running.communicate(timeout=20)  # returns when nobody holds the pipe any more
+    except subprocess.TimeoutExpired:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    assert running.returncode == 130
 
 
 def test_pytest_closing_lines_are_recognised():
