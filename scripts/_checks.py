@@ -13,7 +13,7 @@ from pathlib import Path
 
 import _environment as environment
 
-# Everything tests/conftest.py has a fixture for, by name in models.toml.
+# What tests/conftest.py needs, by name in models.toml; it makes the others from these.
 TEST_MODELS = ("smollm2-135m-q4_1", "qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_k_m")
 
 # Generated documents: each script, given --check, leaves with 1 and names the file when the committed text is
@@ -86,9 +86,8 @@ def _tests(python: Path, report: Report, options: argparse.Namespace) -> None:
     selections = [("tests without models", "not model")]
     if not options.fast:
         selections.append(("tests on real models", "model"))
-        if "LOCALSPEC_TEST_MODELS" not in os.environ:
-            pull: list[str | Path] = [python, "-m", "localspec", "models", "pull", *TEST_MODELS]
-            report.run("test models", lambda: environment.run(pull))
+        pull: list[str | Path] = [python, "-m", "localspec", "models", "pull", *TEST_MODELS]
+        report.run("test models", lambda: environment.run(pull))
         # A test without its model has to fail here: skipping would pass for success.
         os.environ["LOCALSPEC_REQUIRE_MODELS"] = "1"
     wanted = [] if options.k is None else ["-k", options.k]

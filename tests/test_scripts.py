@@ -112,7 +112,8 @@ def test_the_stamp_follows_what_decides_the_content(tmp_path, monkeypatch):
 def test_interruption_stops_grandchildren_as_well(number):
     grandchild = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     # A child that ends at once and leaves its own children behind.
-    child = f"import subprocess as s, sys, time; s.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
+    child = "import subprocess, sys, time; subprocess.Popen([sys.executable, "
+    child += f"'-c', {grandchild!r}]); time.sleep(60)"
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import _environment as e\n"
         f"sys.exit(e.guarded(lambda: e.run([sys.executable, '-c', {child!r}])))"
@@ -138,6 +139,12 @@ def test_pytest_closing_lines_are_recognised():
     ):
         assert checks._PYTEST_CLOSING.match(line)
     assert not checks._PYTEST_CLOSING.match("=========== short test summary info ===========")
+
+
+def test_the_models_to_fetch_have_names_in_the_registry():
+    from localspec.registry import load
+
+    assert set(checks.TEST_MODELS) <= set(load().models)
 
 
 def test_a_failed_check_is_named_and_does_not_stop_the_others(capsys):
