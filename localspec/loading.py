@@ -107,22 +107,24 @@ def load_models(
         check_compatible(target_header, draft_header)
         headers.append(draft_header)
     _check_memory(headers, context * num_sequences)
-    contexts = [_load(h, context, threads, num_sequences, must_roll_back=len(headers) > 1) for h in headers]
+    # Both files before both caches: reading a file needs its size twice for a moment.
+    models = [LlamaModel(header.path) for header in headers]
+    contexts = [
+        LlamaContext(model, capacity=context, num_sequences=num_sequences, threads=threads) for model in models
+    ]
+    if len(contexts) > 1:
+        for loaded, header in zip(contexts, headers, strict=True):
+            _check_rollback(loaded, header)
     return LoadedPair(contexts[0], contexts[1] if len(contexts) > 1 else None, target_header, draft_header)
 
 
-def _load(
-    header: ModelHeader, context: int, threads: int | None, num_sequences: int, *, must_roll_back: bool
-) -> LlamaContext:
-    model = LlamaModel(header.path)
-    loaded = LlamaContext(model, capacity=context, num_sequences=num_sequences, threads=threads)
-    tokens = [min(id_, header.vocabulary_size - 1) for id_ in (300, 400, 500)]
-    if must_roll_back and context > len(tokens) and not can_roll_back(loaded, tokens):
+def _check_rollback(context: LlamaContext, header: ModelHeader) -> None:
+    tokens = [min(token, header.vocabulary_size - 1) for token in (300, 400, 500)]
+    if context.capacity > len(tokens) and not can_roll_back(context, tokens):
         raise RollbackError(
             f"{header.path.name} ({header.architecture}) cannot take tokens back, so nothing can be drafted for it or"
             " by it; use the target without a draft (--no-draft)"
         )
-    return loaded
 
 
 def _check_memory(headers: list[ModelHeader], tokens: int) -> None:

@@ -89,7 +89,7 @@ class LlamaModel:
             raise UnsupportedModelError(
                 f"{path} cannot be loaded: {_last_error()}; a newer llama-cpp-python may know this kind of model"
             )
-        trimmer.trim()
+        trimmer.trim(last=True)
         self.path = path
         self._pointer = pointer
         self.vocabulary = Vocabulary(native.llama_model_get_vocab(pointer))

@@ -29,12 +29,14 @@ class MappingTrimmer:
         self._path = str(path.resolve())
         self._process = psutil.Process()
         self._allowed = self._resident() + path.stat().st_size
+        self._trimmed = False
         self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
-    def trim(self) -> None:
-        """Drop the mapping's pages if memory has grown past the file's size."""
-        if self._libc is None or self._resident() <= self._allowed:
+    def trim(self, *, last: bool = False) -> None:
+        """Drop the mapping's pages if memory has grown past the file's size, or had before the ``last`` call."""
+        if self._libc is None or not ((last and self._trimmed) or self._resident() > self._allowed):
             return
+        self._trimmed = True
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             for line in maps:
                 if line.rstrip("\n").endswith(self._path):
