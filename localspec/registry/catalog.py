@@ -178,7 +178,9 @@ class Registry:
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> ModelNotFoundError:
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    wanted = name.lower()
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    close = close or [each for each in known if wanted and wanted in each][:3]
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return ModelNotFoundError(f"there is no {kind} {name!r}; {hint}`localspec models list` shows them all")
 

@@ -55,7 +55,7 @@ def look_up(source: HuggingFaceFile) -> RemoteFile:
     try:
         url = huggingface_hub.hf_hub_url(source.repo, source.file, revision=source.revision)
         metadata = huggingface_hub.get_hf_file_metadata(url)
-    except (*_http_errors(), OSError, ValueError) as error:
+    except _http_errors() as error:
         raise _explain(source, error) from error
     if metadata.etag is None:
         raise DownloadError(f"{source}: the answer has no ETag, so this is no Hugging Face endpoint")
@@ -109,7 +109,7 @@ def _transfer(
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 writer.write(chunk)
                 advance(writer.length)
-    except (*_http_errors(), OSError) as error:
+    except _http_errors() as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status is not None and status not in _TRANSIENT:
             raise _explain(remote.source, error) from error
@@ -134,10 +134,11 @@ def _align(remote: RemoteFile, response: Any, writer: Writer, reporter: Reporter
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """The errors of the HTTP library under huggingface_hub, which changed its name between major versions."""
+    """What huggingface_hub raises: its own errors, and those of an HTTP library that its versions rename."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    library = tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    return (*library, OSError, ValueError)
 
 
 def _explain(source: HuggingFaceFile, error: Exception) -> DownloadError:

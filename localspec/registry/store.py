@@ -118,7 +118,7 @@ class Store:
         return self._ready(entry) is not None
 
     def bytes_on_disk(self, entry: ModelEntry) -> int:
-        """Bytes the store holds of a model, partial files included; a file of the user's own is not counted."""
+        """Bytes the store holds of a model, partial files included, files of the user's own not."""
         directory = self._directory(entry)
         with store_errors(directory):
             return sum(item.stat().st_size for item in directory.glob("**/*") if item.is_file())
