@@ -197,15 +197,18 @@ class Store:
     def _provide(self, entry: ModelEntry, reporter: Reporter) -> Path:
         if entry.derivation is not None:
             return self._derive(entry, reporter)
-        reasons = []
+        failures: list[DownloadError] = []
         for source in entry.sources:
             try:
                 return self._fetch(entry, source, reporter)
             except DownloadError as error:
-                reasons.append(str(error))
+                failures.append(error)
                 if source is not entry.sources[-1]:
                     reporter.notice(f"{error}; trying the next source")
-        raise DownloadError(f"{entry.name} could not be fetched: {'; '.join(reasons)}")
+        kind = (
+            IntegrityError if all(isinstance(error, IntegrityError) for error in failures) else DownloadError
+        )
+        raise kind(f"{entry.name} could not be fetched: {'; '.join(map(str, failures))}")
 
     def _fetch(self, entry: ModelEntry, source: Source, reporter: Reporter) -> Path:
         if isinstance(source, LocalFile):
@@ -268,7 +271,7 @@ class Store:
             wrong = f"a file that is not GGUF: it begins with {magic!r}"
         if wrong is not None:
             partial.discard()
-            raise IntegrityError(f"{source} sent {wrong}, for {entry.name}; it was deleted")
+            raise IntegrityError(f"{source} sent {wrong}; it was deleted")
         return found
 
     def _settle(
