@@ -1,6 +1,8 @@
 """The closed forms against the reference values, independent computations and their known directions."""
 
+import doctest
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -264,3 +266,10 @@ class TestRefusals:
             near_best([])
         with pytest.raises(InvalidOptionError, match="tolerance"):
             near_best([1.0], 2)
+
+
+def test_the_examples_in_the_documentation_hold():
+    page = Path(__file__).parents[1] / "docs" / "how-it-works.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert tried > 10
+    assert failed == 0
