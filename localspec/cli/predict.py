@@ -1,0 +1,246 @@
+"""``localspec predict``: what the theory says about drafting, from acceptance and cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from localspec.errors import InvalidOptionError
+from localspec.theory import (
+    ceiling,
+    continuous_optimum,
+    expected_tokens,
+    near_best,
+    speedup_from_tokens,
+)
+
+__all__ = ["predict"]
+
+_DEFAULT_MAX_GAMMA = 12
+_LARGEST_GAMMA = 1000
+_BAR_WIDTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    acceptance_rate: float
+    cost_ratio: float
+    verify_cost: tuple[float, ...] | None
+    tokens_per_step: tuple[float, ...]
+    speedups: tuple[float, ...]
+    best: int
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    """Read numbers separated by commas."""
+    try:
+        return None if value is None else tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,1.4,1.9") from None
+
+
+@click.command(name="predict")
+@click.option(
+    "--alpha",
+    "acceptance_rate",
+    type=float,
+    required=True,
+    help="Chance that a drafted token is accepted, 0 to 1.",
+)
+@click.option(
+    "--cost",
+    "cost_ratio",
+    type=float,
+    required=True,
+    help="Time of one draft pass / time of one target pass, 0 to 1 (a draft ten times faster: 0.1).",
+)
+@click.option(
+    "--verify-cost",
+    callback=_numbers,
+    metavar="NUMBERS",
+    help="Time of a target pass over 1, 2, 3 and so on tokens, in passes over one token: 1,1.4,1.9. "
+    "Without it checking is taken to be free, which is rarely true on a CPU.",
+)
+@click.option(
+    "--max-gamma", type=int, help="Longest draft to consider.  [default: 12, or all of --verify-cost]"
+)
+@click.option(
+    "--sampler-cost",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Extra sampling time of a speculative step, in target passes over one token.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), help="Also draw the curve (.png, .svg, .pdf)."
+)
+def predict(
+    acceptance_rate: float,
+    cost_ratio: float,
+    verify_cost: tuple[float, ...] | None,
+    max_gamma: int | None,
+    sampler_cost: float,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Predict the speedup of every draft length, from how often drafts are accepted and what they cost."""
+    # A saved profile will fill these same numbers in; everything below works from them alone.
+    try:
+        prediction = _predict(acceptance_rate, cost_ratio, verify_cost, max_gamma, sampler_cost)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(_in_option_names(str(error))) from None
+    if picture is not None:
+        from localspec.plots import save_speedups
+
+        save_speedups(
+            picture, prediction.speedups, title=f"acceptance {acceptance_rate:g}, cost ratio {cost_ratio:g}"
+        )
+    if as_json:
+        click.echo(json.dumps(_as_json(prediction), allow_nan=False))
+    else:
+        click.echo(_report(prediction, _bar_character()))
+
+
+def _in_option_names(message: str) -> str:
+    """Say what the theory says about its arguments in the words the user typed."""
+    for name, option in (
+        ("acceptance_rate", "--alpha"),
+        ("a cost ratio of", "--cost"),
+        ("cost_ratio", "--cost"),
+        ("verify_cost", "--verify-cost"),
+        ("sampler_cost", "--sampler-cost"),
+    ):
+        message = message.replace(name, option)
+    return message
+
+
+def _predict(
+    acceptance_rate: float,
+    cost_ratio: float,
+    verify_cost: tuple[float, ...] | None,
+    max_gamma: int | None,
+    sampler_cost: float,
+) -> _Prediction:
+    if max_gamma is None:
+        max_gamma = _DEFAULT_MAX_GAMMA if verify_cost is None else len(verify_cost) - 1
+    if not 0 <= max_gamma <= _LARGEST_GAMMA:
+        raise InvalidOptionError(f"--max-gamma is {max_gamma}; it must be between 0 and {_LARGEST_GAMMA}")
+    tokens = tuple(expected_tokens(acceptance_rate, gamma) for gamma in range(max_gamma + 1))
+    speedups = speedup_from_tokens(tokens, cost_ratio, verify_cost, sampler_cost)
+    return _Prediction(
+        acceptance_rate=acceptance_rate,
+        cost_ratio=cost_ratio,
+        verify_cost=verify_cost,
+        tokens_per_step=tokens,
+        speedups=speedups,
+        best=max(range(max_gamma + 1), key=lambda gamma: (speedups[gamma], -gamma)),
+    )
+
+
+def _verdict(prediction: _Prediction) -> str:
+    best, speedups = prediction.best, prediction.speedups
+    if best == 0:
+        if len(speedups) == 1:
+            return "Only plain decoding was considered."
+        nearest = max(speedups[1:])
+        return (
+            f"Do not speculate: the best draft would run at {nearest:.2f} times the speed of plain decoding."
+        )
+    tokens = "1 token" if best == 1 else f"{best} tokens"
+    return f"Draft {tokens} a step: {speedups[best]:.2f} times the speed of plain decoding."
+
+
+def _as_json(prediction: _Prediction) -> dict[str, object]:
+    """Use the names ``calibrate --json`` has for the same things; what is infinite is null."""
+    optimum = None
+    if prediction.verify_cost is None:
+        optimum = continuous_optimum(prediction.acceptance_rate, prediction.cost_ratio)
+    return {
+        "acceptance_rate": prediction.acceptance_rate,
+        "cost_ratio": prediction.cost_ratio,
+        "verify_cost": prediction.verify_cost,
+        "tokens_per_step": prediction.tokens_per_step,
+        "predicted_speedup": prediction.speedups,
+        "best_num_draft_tokens": prediction.best,
+        "near_best": near_best(prediction.speedups),
+        "ceiling": _finite(ceiling(prediction.acceptance_rate)),
+        "continuous_optimum": _finite(optimum),
+        "verdict": _verdict(prediction),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _report(prediction: _Prediction, bar: str) -> str:
+    alpha, cost = prediction.acceptance_rate, prediction.cost_ratio
+    checking = (
+        "Checking a draft is taken to cost one target pass; on a CPU it costs more: see --verify-cost."
+        if prediction.verify_cost is None
+        else "Checking a draft costs what --verify-cost says."
+    )
+    head = [
+        f"Acceptance rate {alpha:g}: the chance that a drafted token is kept.",
+        f"Cost ratio {cost:g}: one draft pass takes {cost:g} of the time of one target pass.",
+        checking,
+    ]
+    return "\n".join([*head, "", *_table(prediction, bar), "", *_conclusions(prediction)])
+
+
+def _table(prediction: _Prediction, bar: str) -> list[str]:
+    unit = _BAR_WIDTH / max(prediction.speedups)
+    lines = ["draft  tokens/step  passes/step  speedup"]
+    for gamma, (tokens, value) in enumerate(
+        zip(prediction.tokens_per_step, prediction.speedups, strict=True)
+    ):
+        mark = "  best" if gamma == prediction.best else ""
+        passes = tokens / value
+        lines.append(
+            f"{gamma:5}  {tokens:11.2f}  {passes:11.2f}  {value:7.2f}  {bar * round(value * unit)}{mark}"
+        )
+    return lines
+
+
+def _conclusions(prediction: _Prediction) -> list[str]:
+    lines = [_verdict(prediction)]
+    close = near_best(prediction.speedups)
+    if len(close) > 1:
+        lines.append(f"Within 3 % of that: {_ranges(close)} drafted tokens.")
+    limit = ceiling(prediction.acceptance_rate)
+    lines.append(
+        "No limit at this acceptance rate: every draft is kept."
+        if math.isinf(limit)
+        else f"Ceiling at this acceptance rate, however cheap and long the draft: {limit:.2f} times."
+    )
+    if prediction.best == len(prediction.speedups) - 1 > 0:
+        more = "--max-gamma" if prediction.verify_cost is None else "--max-gamma with a longer --verify-cost"
+        lines.append(f"The best is the longest draft considered; a larger {more} may find a better one.")
+    return lines
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write sorted numbers briefly: 4 to 6, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _bar_character() -> str:
+    encoding: str = sys.stdout.encoding or "ascii"
+    try:
+        "█".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return "#"
+    return "█"

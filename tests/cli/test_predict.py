@@ -1,0 +1,163 @@
+"""What ``localspec predict`` prints, draws and refuses."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli.predict import predict
+from localspec.errors import InvalidOptionError, LocalspecError
+from localspec.theory import expected_tokens, speedup
+
+
+def run(*arguments, charset="utf-8"):
+    """Output of the command; errors pass through, as they do to the program's entry point."""
+    result = CliRunner(charset=charset).invoke(predict, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    assert result.stderr == ""
+    return result.stdout
+
+
+def rows(output):
+    table = output.split("speedup\n")[1].split("\n\n")[0]
+    return [line.split() for line in table.splitlines()]
+
+
+def test_reference_case():
+    output = run("--alpha", "0.8", "--cost", "0.1")
+    assert "Cost ratio 0.1: one draft pass takes 0.1 of the time of one target pass." in output
+    assert "Draft 6 tokens a step: 2.47 times the speed of plain decoding." in output
+    assert "Within 3 % of that: 4 to 8 drafted tokens." in output
+    assert "Ceiling at this acceptance rate, however cheap and long the draft: 5.00 times." in output
+    table = rows(output)
+    assert [row[0] for row in table] == [str(gamma) for gamma in range(13)]
+    assert table[6][:4] == ["6", "3.95", "1.60", "2.47"]
+    assert [row[-1] == "best" for row in table].index(True) == 6
+
+
+def test_bars_are_in_proportion():
+    bars = [row[4] for row in rows(run("--alpha", "0.8", "--cost", "0.1", "--max-gamma", "3"))]
+    assert set("".join(bars)) == {"█"}
+    assert len(bars[0]) / len(bars[3]) == pytest.approx(speedup(0.8, 0, 0.1) / speedup(0.8, 3, 0.1), abs=0.03)
+
+
+def test_plain_characters_where_the_terminal_has_no_others():
+    output = run("--alpha", "0.8", "--cost", "0.1", charset="ascii")
+    assert output.isascii()
+    assert "####" in output
+
+
+def test_says_when_not_to_speculate():
+    output = run("--alpha", "0.8", "--cost", "0.56", "--verify-cost", "1,1.56,2.08,2.5,3.19")
+    assert "Do not speculate: the best draft would run at 0.85 times the speed of plain decoding." in output
+    assert len(rows(output)) == 5  # as far as the costs go
+
+
+def test_a_curve_with_a_step():
+    output = run("--alpha", "0.95", "--cost", "0.05", "--verify-cost", "1,1.83,2.49,2.03,2.7")
+    assert "Draft 3 tokens a step" in output
+    assert "larger --max-gamma" not in output
+
+
+def test_says_when_the_search_ended_too_early():
+    assert "a larger --max-gamma may" in run("--alpha", "0.9", "--cost", "0.05", "--max-gamma", "2")
+    output = run("--alpha", "0.9", "--cost", "0.05", "--verify-cost", "1,1,1")
+    assert "a larger --max-gamma with a longer --verify-cost may" in output
+
+
+def test_sampling_time_counts():
+    table = rows(run("--alpha", "0.8", "--cost", "0.1", "--sampler-cost", "0.5", "--max-gamma", "1"))
+    assert table[0][2:4] == ["1.00", "1.00"]
+    assert table[1][2] == "1.60"
+
+
+def test_perfect_agreement_has_no_ceiling():
+    assert "No limit" in run("--alpha", "1", "--cost", "0.1")
+
+
+def test_json():
+    found = json.loads(run("--alpha", "0.8", "--cost", "0.1", "--max-gamma", "4", "--json"))
+    assert found["best_num_draft_tokens"] == 4
+    assert found["predicted_speedup"] == [speedup(0.8, gamma, 0.1) for gamma in range(5)]
+    assert found["tokens_per_step"] == [expected_tokens(0.8, gamma) for gamma in range(5)]
+    assert (found["acceptance_rate"], found["cost_ratio"], found["verify_cost"]) == (0.8, 0.1, None)
+    assert found["ceiling"] == pytest.approx(5)
+    assert found["continuous_optimum"] == pytest.approx(5.756, abs=1e-3)
+    assert found["verdict"].startswith("Draft 4 tokens")
+
+
+def test_json_has_no_infinities():
+    found = json.loads(run("--alpha", "1", "--cost", "0", "--json"))
+    assert found["ceiling"] is None
+    assert found["continuous_optimum"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("0.8", "10"), r"^--cost is 10\.0; .* Target / draft = 10 means --cost 0\.1$"),
+        (("1.5", "0.1"), r"^--alpha is 1\.5"),
+        (("nan", "0.1"), "^--alpha is nan"),
+        (("0.8", "inf"), "^--cost is inf"),
+        (("0.8", "-0.1"), r"^--cost is -0\.1"),
+        (("0.8", "0.1", "--verify-cost", "1,1.2", "--max-gamma", "4"), "has 2 entries; .* needs 5"),
+        (("0.8", "0.1", "--verify-cost", "28.6,44.7"), "^--verify-cost.* Divide"),
+        (("0.8", "0.1", "--max-gamma", "-1"), "^--max-gamma is -1"),
+        (("0.8", "0.1", "--max-gamma", "1001"), "^--max-gamma is 1001"),
+        (("0.8", "0.1", "--sampler-cost", "-1"), r"^--sampler-cost is -1\.0"),
+    ],
+)
+def test_refuses_in_the_users_words(arguments, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        run("--alpha", arguments[0], "--cost", *arguments[1:])
+
+
+@pytest.mark.parametrize("value", ["", "1,,2", "1;2", "one"])
+def test_a_malformed_list_is_a_usage_error(value):
+    with pytest.raises(click.UsageError, match="list of numbers"):
+        run("--alpha", "0.8", "--cost", "0.1", "--verify-cost", value)
+
+
+class TestPlot:
+    def plot(self, path, *arguments):
+        run("--alpha", "0.8", "--cost", "0.1", "--plot", str(path), *arguments)
+
+    @pytest.mark.parametrize(
+        ("name", "magic"), [("größe 1.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
+    )
+    def test_kinds(self, tmp_path, name, magic):
+        pytest.importorskip("matplotlib")
+        self.plot(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(magic)
+
+    def test_a_single_point(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        self.plot(tmp_path / "a.png", "--max-gamma", "0")
+
+    def test_refuses(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        for path, message in (
+            (tmp_path / "a.txt", "names no kind of picture"),
+            (tmp_path / "none" / "a.png", "cannot write"),
+        ):
+            with pytest.raises(LocalspecError, match=message):
+                self.plot(path)
+        assert not list(tmp_path.iterdir())
+
+    def test_without_matplotlib_names_the_remedy(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(InvalidOptionError, match=r"pip install 'localspec\[plot\]'"):
+            self.plot(tmp_path / "a.png")
+
+
+def test_needs_neither_numpy_nor_a_model_library():
+    code = (
+        "import sys; from localspec.cli.predict import predict;"
+        "predict(['--alpha', '0.8', '--cost', '0.1'], standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'llama_cpp', 'matplotlib', 'jinja2')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
