@@ -6,10 +6,7 @@ import sys
 
 import localspec
 
-PROMPT = '''\
-def merge_intervals(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge overlapping intervals and return them sorted by start."""
-'''
+PROMPT = "Write a Python function that merges overlapping intervals, with type hints. Answer with code only."
 NUM_DRAFT_TOKENS = 4
 MAX_TOKENS = 128
 
@@ -25,8 +22,13 @@ def main() -> int:
         )
 
     generate(NUM_DRAFT_TOKENS, 8)  # the first pages of both files come from disk: not what is to be measured
-    plain, speculative = generate(0), generate(NUM_DRAFT_TOKENS)
-    print(PROMPT + plain.text + "\n")
+    # Alternating, and the faster of two each: another program's burst of work must not decide the comparison.
+    runs = [(n, generate(n)) for n in (0, NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS, 0)]
+    plain, speculative = (
+        max((result for n, result in runs if n == wanted), key=lambda result: result.stats.tokens_per_s)
+        for wanted in (0, NUM_DRAFT_TOKENS)
+    )
+    print(f"> {PROMPT}\n\n{plain.text.rstrip()}\n", flush=True)
     for name, result in (("plain", plain), (f"{NUM_DRAFT_TOKENS} tokens drafted", speculative)):
         stats = result.stats
         print(
@@ -46,4 +48,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except localspec.LocalspecError as error:
+        sys.exit(f"localspec: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

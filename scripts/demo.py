@@ -11,7 +11,7 @@ import sys
 
 # This file has to be readable by the interpreter it turns away, so it holds no newer syntax than this test.
 if sys.version_info < (3, 11):  # noqa: UP036
-    sys.exit("localspec needs Python 3.11 or newer; this is %d.%d (%s)" % (sys.version_info[:2] + (sys.executable,)))  # noqa: UP031, RUF005, E501
+    sys.exit("localspec needs Python 3.11 or newer; this is %d.%d (%s)" % (sys.version_info[:2] + (sys.executable,)))  # noqa: UP031, RUF005
 
 import _environment as environment
 
