@@ -112,9 +112,7 @@ def acceptance_rate(p: ArrayLike, q: ArrayLike) -> float | NDArray[np.float64]:
     """
     target, draft = _floats(p, "p"), _floats(q, "q")
     if target.shape != draft.shape or target.ndim not in (1, 2) or target.shape[-1] == 0:
-        raise InvalidOptionError(
-            f"p has shape {target.shape} and q {draft.shape}; both must be [V] or both [n, V]"
-        )
+        raise InvalidOptionError(f"p has shape {target.shape} and q {draft.shape}; both must be [V] or both [n, V]")
     for name, laws in (("p", target), ("q", draft)):
         sums = laws.sum(axis=-1)
         if (laws < 0).any() or (np.abs(sums - 1) > _SUM_TOLERANCE).any():

@@ -26,9 +26,7 @@ def save_speedups(path: Path, speedups: Sequence[float], *, title: str) -> None:
     axes.axhline(1, color="0.6", linewidth=1, linestyle="--", label="plain decoding")
     axes.plot(range(len(speedups)), speedups, marker="o", markersize=4, label="predicted")
     axes.plot([best], [speedups[best]], marker="o", markersize=9, fillstyle="none", color="black")
-    axes.annotate(
-        f"{speedups[best]:.2f}×", (best, speedups[best]), (0, 9), textcoords="offset points", ha="center"
-    )
+    axes.annotate(f"{speedups[best]:.2f}×", (best, speedups[best]), (0, 9), textcoords="offset points", ha="center")
     axes.set(xlabel="drafted tokens per step (γ)", ylabel="speed relative to plain decoding", title=title)
     axes.set_ylim(0, max(1.0, *speedups) * 1.15)
     axes.locator_params(axis="x", integer=True)

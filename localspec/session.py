@@ -17,7 +17,7 @@ from localspec.generation import FinishReason, Generation, Request, Stats, Step
 from localspec.loading import LoadedPair, load_models
 from localspec.policy import FixedPolicy, Policy
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
-from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control
+from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control, template_source
 
 __all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
@@ -329,7 +329,7 @@ def load_pair(
         use_draft: False leaves the draft of a pair out.
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
-        template: Jinja source of a chat template, in place of the model's own.
+        template: a built-in template's name ("chatml", ...), or the path of a Jinja file, in place of the model's own.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -350,16 +350,16 @@ def load_pair(
     return Session(loaded, template=_template(loaded, template))
 
 
-def _template(loaded: LoadedPair, source: str | None) -> ChatTemplate | None:
-    source = source or loaded.target_header.chat_template
-    if source is None:
+def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:
+    header = loaded.target_header
+    if choice is None and header.chat_template is None:
         return None
     vocabulary = loaded.target.model.vocabulary
 
     def marker(token: int | None) -> str:
         return "" if token is None else vocabulary.marker(token)
 
-    header = loaded.target_header
+    source = template_source(choice, header.chat_template)
     return ChatTemplate(source, bos_token=marker(vocabulary.bos), eos_token=marker(header.eos_id))
 
 

@@ -17,9 +17,7 @@ def main() -> int:
     greedy = localspec.SamplingParams(temperature=0.0)
 
     def generate(num_draft_tokens: int, max_tokens: int = MAX_TOKENS) -> localspec.GenerationResult:
-        return session.generate(
-            PROMPT, params=greedy, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens
-        )
+        return session.generate(PROMPT, params=greedy, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens)
 
     generate(NUM_DRAFT_TOKENS, 8)  # the first pages of both files come from disk: not what is to be measured
     # Alternating, and the faster of two each: another program's burst of work must not decide the comparison.

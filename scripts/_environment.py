@@ -258,9 +258,7 @@ def make_environment(folder: Path, python: Path) -> None:
                 f"(Debian, Ubuntu: sudo apt install python3-venv): {sys.executable}"
             )
         reason = (made.stderr or made.stdout).strip() or "its Python is older than 3.11, or does not start"
-        raise SetupError(
-            f"{folder} cannot be used: {reason}\nRemove it, or set LOCALSPEC_VENV to another place."
-        )
+        raise SetupError(f"{folder} cannot be used: {reason}\nRemove it, or set LOCALSPEC_VENV to another place.")
 
 
 def _succeeds(python: Path, code: str) -> bool:

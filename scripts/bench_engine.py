@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+import llama_cpp as native
 import numpy as np
 from _bench import CODE_PROMPT, Spread, alternate, ratios, write
 
@@ -58,9 +59,7 @@ def main() -> int:
 
 
 def run(session: Any, params: SamplingParams, num_draft_tokens: int) -> Any:
-    return session.generate(
-        CODE_PROMPT, params, max_tokens=MAX_TOKENS, num_draft_tokens=num_draft_tokens, seed=1
-    )
+    return session.generate(CODE_PROMPT, params, max_tokens=MAX_TOKENS, num_draft_tokens=num_draft_tokens, seed=1)
 
 
 def overhead(session: Any, params: SamplingParams) -> float:
@@ -75,7 +74,7 @@ def overhead(session: Any, params: SamplingParams) -> float:
 @contextmanager
 def native_seconds() -> Iterator[list[float]]:
     """Collect the duration of every llama_decode call."""
-    original, seconds = llamacpp.native.llama_decode, list[float]()
+    original, seconds = native.llama_decode, list[float]()
 
     def timed(*arguments: Any) -> int:
         started = perf_counter()
@@ -83,11 +82,11 @@ def native_seconds() -> Iterator[list[float]]:
         seconds.append(perf_counter() - started)
         return code
 
-    llamacpp.native.llama_decode = timed
+    native.llama_decode = timed
     try:
         yield seconds
     finally:
-        llamacpp.native.llama_decode = original
+        native.llama_decode = original
 
 
 def bare(session: Any, prompt: list[int]) -> float:
@@ -95,7 +94,7 @@ def bare(session: Any, prompt: list[int]) -> float:
     context = session.engine.target
     context.truncate(0, 0)
     token = int(np.argmax(context.decode([Span(0, prompt, 1)])[-1]))
-    native, pointer, batch = llamacpp.native, context._pointer, llamacpp._Batch(1)
+    pointer, batch = context._pointer, llamacpp._Batch(1)
     size, position = context.vocabulary_size, len(prompt)
     started = perf_counter()
     for i in range(MAX_TOKENS - 1):

@@ -264,9 +264,7 @@ def _check_preamble(cursor: _Cursor) -> int:
     head = bytes(cursor.data[:24])
     if not head.startswith(b"GGUF"):
         if b"GGUF".startswith(head):
-            raise InvalidModelFileError(
-                f"{cursor.path} has only {cursor.size} bytes: it was cut short; {_AGAIN}"
-            )
+            raise InvalidModelFileError(f"{cursor.path} has only {cursor.size} bytes: it was cut short; {_AGAIN}")
         raise InvalidModelFileError(f"{cursor.path} is not a GGUF file: {_describe(head, cursor.size)}")
     cursor.skip(4)
     version = cursor.count(_U32)
@@ -310,18 +308,14 @@ def _read_tensor(cursor: _Cursor) -> tuple[TensorInfo, int]:
     shape = tuple(cursor.count() for _ in range(dimensions))
     type_code, offset = cursor.count(_U32), cursor.count()
     if type_code not in _TENSOR_TYPES:
-        raise _damaged(
-            cursor.path, f"tensor {name!r} has type {type_code}, which this localspec does not know"
-        )
+        raise _damaged(cursor.path, f"tensor {name!r} has type {type_code}, which this localspec does not know")
     type_name, block_elements, block_bytes = _TENSOR_TYPES[type_code]
     if 0 in shape or shape[0] % block_elements:
         raise _damaged(cursor.path, f"tensor {name!r} of type {type_name} has the shape {shape}")
     return TensorInfo(name, shape, type_name, prod(shape) // block_elements * block_bytes), offset
 
 
-def _check_extents(
-    cursor: _Cursor, metadata: Mapping[str, Value], places: list[tuple[TensorInfo, int]]
-) -> None:
+def _check_extents(cursor: _Cursor, metadata: Mapping[str, Value], places: list[tuple[TensorInfo, int]]) -> None:
     """Check that every tensor's data lie inside the file."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -329,9 +323,7 @@ def _check_extents(
     start = -(-cursor.position // alignment) * alignment
     for tensor, offset in places:
         if offset % alignment:
-            raise _damaged(
-                cursor.path, f"the data of tensor {tensor.name!r} are off the alignment, at {offset}"
-            )
+            raise _damaged(cursor.path, f"the data of tensor {tensor.name!r} are off the alignment, at {offset}")
         end = start + offset + tensor.data_bytes
         if end > cursor.size:
             raise InvalidModelFileError(

@@ -232,6 +232,5 @@ class _Fields:
         if isinstance(value, ArrayView):
             found = f"an array of {value.count}"
         raise InvalidModelFileError(
-            f"{self.file.path} is damaged or incomplete: {key!r} is {found} where {expected} belongs; "
-            "fetch it again"
+            f"{self.file.path} is damaged or incomplete: {key!r} is {found} where {expected} belongs; fetch it again"
         )

@@ -35,9 +35,7 @@ def quantize(source: Path, destination: Path, type_name: str, *, threads: int | 
     llama.cpp cannot read, and :class:`StoreError` where the result cannot be written.
     """
     if type_name not in TYPE_NAMES:
-        raise InvalidOptionError(
-            f"there is no quantisation {type_name!r}; choose from {', '.join(TYPE_NAMES)}"
-        )
+        raise InvalidOptionError(f"there is no quantisation {type_name!r}; choose from {', '.join(TYPE_NAMES)}")
     read_gguf(source)
     temporary = destination.with_name(f"{destination.name}.{os.getpid()}.tmp")
     command = [sys.executable, "-c", _CHILD, str(source), str(temporary), type_name, str(threads or 0)]
@@ -69,9 +67,7 @@ def _explain(
     reason = next((line for line in reversed(lines) if "fail" in line or "error" in line.lower()), None)
     reason = reason or (lines[-1] if lines else f"exit code {child.returncode}")
     if "No space left" in child.stderr or "iostream" in reason or "basic_ios" in reason:
-        return StoreError(
-            f"{destination.parent} has no room for {type_name} of {source.name} ({reason[:200]})"
-        )
+        return StoreError(f"{destination.parent} has no room for {type_name} of {source.name} ({reason[:200]})")
     return InvalidModelFileError(f"llama.cpp cannot make {type_name} of {source}: {reason[:200]}")
 
 
@@ -86,7 +82,4 @@ def _child() -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{'ALL' if type_name == 'F32' else 'MOSTLY'}_{type_name}")
     params.nthread = int(threads)
     params.allow_requantize = True
-    sys.exit(
-        llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params))
-        != 0
-    )
+    sys.exit(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params)) != 0)

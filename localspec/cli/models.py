@@ -83,9 +83,7 @@ def path(name: str) -> None:
 @models.command()
 @click.argument("name", metavar="NAME|FILE")
 @click.argument("draft", metavar="[DRAFT]", required=False)
-@click.option(
-    "--ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context, in tokens."
-)
+@click.option("--ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(name: str, draft: str | None, ctx: int, as_json: bool) -> None:
     """Show what a model file says of itself, without loading it.
@@ -156,9 +154,7 @@ def _present(entry: ModelEntry | Path, store: Store) -> tuple[str, Path]:
     if isinstance(entry, Path):
         return str(entry), entry
     if not store.is_ready(entry):
-        raise ModelNotFoundError(
-            f"{entry.name} is not in the store; `localspec models pull {entry.name}` fetches it"
-        )
+        raise ModelNotFoundError(f"{entry.name} is not in the store; `localspec models pull {entry.name}` fetches it")
     return entry.name, store.path(entry)
 
 

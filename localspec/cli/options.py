@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from localspec.errors import InvalidOptionError
-
-__all__ = ["generation_options", "model_options", "read_text_file", "sampling_options", "sampling_params"]
+__all__ = ["generation_options", "model_options", "sampling_options", "sampling_params"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,7 +37,7 @@ def model_options(command: Command) -> Command:
             help="Tokens of prompt and answer together.",
         ),
         click.option("--threads", type=int, help="Threads per pass; default the physical cores at hand."),
-        click.option("--template", metavar="FILE", help="A Jinja chat template, in place of the model's own."),
+        click.option("--template", metavar="NAME|FILE", help="A chat template, in place of the model's own."),
     )(command)
 
 
@@ -88,12 +85,3 @@ def sampling_params(values: dict[str, Any]) -> Any:
     names = ("temperature", "top_k", "top_p", "min_p")
     given = {name: value for name in names if (value := values.pop(name)) is not None}
     return replace(LLAMACPP_DEFAULTS, **given)
-
-
-def read_text_file(path: str, what: str) -> str:
-    """Return the text of a UTF-8 file, or raise InvalidOptionError naming ``what`` it should have been."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InvalidOptionError(f"the {what} {path!r} cannot be read: {reason}") from None

@@ -67,9 +67,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     help="Time of a target pass over 1, 2, 3 and so on tokens, in passes over one token: 1,1.4,1.9. "
     "Without it checking is taken to be free, which is rarely true on a CPU.",
 )
-@click.option(
-    "--max-gamma", type=int, help="Longest draft to consider.  [default: 12, or all of --verify-cost]"
-)
+@click.option("--max-gamma", type=int, help="Longest draft to consider.  [default: 12, or all of --verify-cost]")
 @click.option(
     "--sampler-cost",
     type=float,
@@ -78,9 +76,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     help="Extra sampling time of a speculative step, in target passes over one token.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--plot", "picture", type=click.Path(path_type=Path), help="Also draw the curve (.png, .svg, .pdf)."
-)
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also draw the curve (.png, .svg, .pdf).")
 def predict(
     acceptance_rate: float,
     cost_ratio: float,
@@ -150,9 +146,7 @@ def _verdict(prediction: _Prediction) -> str:
         if len(speedups) == 1:
             return "Only plain decoding was considered."
         nearest = max(speedups[1:])
-        return (
-            f"Do not speculate: the best draft would run at {nearest:.2f} times the speed of plain decoding."
-        )
+        return f"Do not speculate: the best draft would run at {nearest:.2f} times the speed of plain decoding."
     tokens = "1 token" if best == 1 else f"{best} tokens"
     return f"Draft {tokens} a step: {speedups[best]:.2f} times the speed of plain decoding."
 
@@ -198,14 +192,10 @@ def _report(prediction: _Prediction, bar: str) -> str:
 def _table(prediction: _Prediction, bar: str) -> list[str]:
     unit = _BAR_WIDTH / max(prediction.speedups)
     lines = ["draft  tokens/step  passes/step  speedup"]
-    for gamma, (tokens, value) in enumerate(
-        zip(prediction.tokens_per_step, prediction.speedups, strict=True)
-    ):
+    for gamma, (tokens, value) in enumerate(zip(prediction.tokens_per_step, prediction.speedups, strict=True)):
         mark = "  best" if gamma == prediction.best else ""
         passes = tokens / value
-        lines.append(
-            f"{gamma:5}  {tokens:11.2f}  {passes:11.2f}  {value:7.2f}  {bar * round(value * unit)}{mark}"
-        )
+        lines.append(f"{gamma:5}  {tokens:11.2f}  {passes:11.2f}  {value:7.2f}  {bar * round(value * unit)}{mark}")
     return lines
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import is_verbose
-from localspec.cli.options import read_text_file
 
 if TYPE_CHECKING:
     from localspec.session import GenerationResult, Session
@@ -24,12 +23,10 @@ def open_session(values: dict[str, Any]) -> Session:
     from localspec.session import load_pair
 
     show_native_log(is_verbose())
-    template = values.pop("template")
     use_draft = not values.pop("no_draft")
-    names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads")}
-    source = None if template is None else read_text_file(template, "chat template")
+    names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with _note("loading the models ..."):
-        return load_pair(**names, use_draft=use_draft, template=source, progress=True)
+        return load_pair(**names, use_draft=use_draft, progress=True)
 
 
 def status_line(result: GenerationResult, *, detail: bool = False) -> str:

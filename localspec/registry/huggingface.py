@@ -54,9 +54,7 @@ def look_up(source: HuggingFaceFile) -> RemoteFile:
 
     try:
         url = huggingface_hub.hf_hub_url(source.repo, source.file, revision=source.revision)
-        metadata = huggingface_hub.get_hf_file_metadata(
-            url, library_name="localspec", library_version=__version__
-        )
+        metadata = huggingface_hub.get_hf_file_metadata(url, library_name="localspec", library_version=__version__)
     except _http_errors() as error:
         raise _explain(source, error) from error
     if metadata.etag is None:
@@ -86,9 +84,7 @@ def fetch(remote: RemoteFile, partial: PartialFile, *, advance: Advance, reporte
             raise IntegrityError(f"{remote.source}: {name} is longer than the {size:,} bytes it declares")
 
 
-def _transfer(
-    remote: RemoteFile, writer: Writer, advance: Advance, reporter: Reporter
-) -> DownloadError | None:
+def _transfer(remote: RemoteFile, writer: Writer, advance: Advance, reporter: Reporter) -> DownloadError | None:
     """One request for what is missing; returns the error if it may pass, raises it if it will not."""
     import huggingface_hub
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
@@ -133,9 +129,7 @@ def _align(remote: RemoteFile, response: Any, writer: Writer, reporter: Reporter
     match = re.match(r"bytes (\d+)-\d+/(\d+|\*)$", response.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != writer.length or match[2] not in ("*", str(remote.size)):
         writer.restart(0)
-        raise DownloadError(
-            f"{remote.source}: the server sent another part of {remote.source.file} than asked"
-        )
+        raise DownloadError(f"{remote.source}: the server sent another part of {remote.source.file} than asked")
 
 
 def _http_errors() -> tuple[type[Exception], ...]:

@@ -59,9 +59,7 @@ class StderrReporter:
             return
         from tqdm import tqdm
 
-        with tqdm(
-            desc=label, total=total_bytes, unit="B", unit_scale=True, leave=False, file=sys.stderr
-        ) as bar:
+        with tqdm(desc=label, total=total_bytes, unit="B", unit_scale=True, leave=False, file=sys.stderr) as bar:
             # Only the rate of this run is worth showing, so bytes from an earlier one count as a start.
             first = True
 

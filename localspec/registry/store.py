@@ -83,9 +83,7 @@ class Store:
     they cannot be made, only found.
     """
 
-    def __init__(
-        self, registry: Registry, *, root: Path | None = None, quantize: Quantizer | None = None
-    ) -> None:
+    def __init__(self, registry: Registry, *, root: Path | None = None, quantize: Quantizer | None = None) -> None:
         self._registry = registry
         self.root = (cache_dir() / "models" if root is None else root).absolute()
         self._quantize = quantize
@@ -205,9 +203,7 @@ class Store:
                 failures.append(error)
                 if source is not entry.sources[-1]:
                     reporter.notice(f"{error}; trying the next source")
-        kind = (
-            IntegrityError if all(isinstance(error, IntegrityError) for error in failures) else DownloadError
-        )
+        kind = IntegrityError if all(isinstance(error, IntegrityError) for error in failures) else DownloadError
         raise kind(f"{entry.name} could not be fetched: {'; '.join(map(str, failures))}")
 
     def _fetch(self, entry: ModelEntry, source: Source, reporter: Reporter) -> Path:
@@ -282,9 +278,7 @@ class Store:
         path = self.location(entry)
         # Recorded before it is renamed, which keeps the modification time: a crash between the two leaves a
         # record without file, which is harmless.
-        self._write_record(
-            entry, path, sha256=sha256, origin=origin, made_from=made_from, measured=partial.path
-        )
+        self._write_record(entry, path, sha256=sha256, origin=origin, made_from=made_from, measured=partial.path)
         partial.move_to(path)
         return path
 

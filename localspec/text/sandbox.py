@@ -50,9 +50,7 @@ class SandboxedTemplate:
         try:
             tree = self._environment.bounded(self._environment.parse(source))
             code = self._environment.compile(tree, filename="<chat template>")
-            self._template = jinja2.Template.from_code(
-                self._environment, code, self._environment.make_globals(None)
-            )
+            self._template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
         except Exception as error:
             raise TemplateError(f"the chat template does not compile: {_one_line(error)}") from error
 
@@ -78,9 +76,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag]
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag])
         self.filters["tojson"] = _to_json
         self.filters["format"] = lambda text, *values: self.join("%", str(text), values)
         del self.filters["center"], self.globals["lipsum"]
@@ -174,9 +170,7 @@ def _to_json(
 ) -> str:
     if indent is not None and indent > 16:
         raise OverflowError(f"tojson with an indent of {indent}")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -124,9 +124,7 @@ class ChatTemplate:
                 raise TemplateError(f"the chat template leaves out message {index + 1}, role {message.role}")
         ordered = [contents[index] for index in order]
         plain = run(contents)
-        return (
-            _lay_known(plain, literals, ordered) or _lay_unique(plain, literals) or _insert(literals, ordered)
-        )
+        return _lay_known(plain, literals, ordered) or _lay_unique(plain, literals) or _insert(literals, ordered)
 
     def _marks(self, count: int) -> list[str]:
         free = (chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in self._source)

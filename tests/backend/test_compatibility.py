@@ -93,7 +93,5 @@ def test_bos_and_eos_must_be_handled_alike(make) -> None:
 def test_real_pairs(qwen_target_path: Path, qwen_draft_path: Path, smollm2_path: Path) -> None:
     target, draft, other = map(read_header, (qwen_target_path, qwen_draft_path, smollm2_path))
     check_compatible(target, draft)
-    with pytest.raises(
-        IncompatibleModelsError, match=r"151,936.*49,152.*token that differs is 0: '!' against"
-    ):
+    with pytest.raises(IncompatibleModelsError, match=r"151,936.*49,152.*token that differs is 0: '!' against"):
         check_compatible(target, other)

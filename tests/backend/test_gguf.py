@@ -66,9 +66,7 @@ def test_every_kind_of_value_is_read(write, version: int) -> None:
         numbers("no.numbers", F32, []),
         scalar("last", U32, 7),
     ]
-    file = read_gguf(
-        write(gguf(metadata, [("t", (256, 2, 3), 12, 864), ("u", (5,), 0, 20)], version=version))
-    )
+    file = read_gguf(write(gguf(metadata, [("t", (256, 2, 3), 12, 864), ("u", (5,), 0, 20)], version=version)))
     assert file.version == version
     assert {code: file.metadata[f"key.{code}"] for code in scalars} == scalars
     assert file.metadata["a.string"] == "größe\n"
@@ -161,11 +159,7 @@ def test_absurd_counts_allocate_nothing(write, count: int) -> None:
         preamble + struct.pack("<QQ", 0, 1) + entry + struct.pack("<Q", count) + bytes(100),
         preamble + struct.pack("<QQ", 0, 1) + some_strings + struct.pack("<Q", count) + bytes(100),
         preamble + struct.pack("<QQ", 0, 1) + some_strings + struct.pack("<QQ", 3, count) + bytes(100),
-        preamble
-        + struct.pack("<QQ", 1, 0)
-        + text("t")
-        + struct.pack("<IQQIQ", 2, 32, count, 0, 0)
-        + bytes(100),
+        preamble + struct.pack("<QQ", 1, 0) + text("t") + struct.pack("<IQQIQ", 2, 32, count, 0, 0) + bytes(100),
         preamble
         + struct.pack("<QQ", 1, 0)
         + text("t")

