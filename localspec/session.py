@@ -329,7 +329,7 @@ def load_pair(
         use_draft: False leaves the draft of a pair out.
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
-        template: a built-in template's name ("chatml", ...), or the path of a Jinja file, in place of the model's own.
+        template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
         progress: show on stderr what is being fetched.
 
     Raises:

@@ -68,7 +68,7 @@ def overhead(session: Any, params: SamplingParams) -> float:
     with native_seconds() as seconds:
         stats = run(session, params, 4).stats
     # With warm caches only the first pass belongs to the prefill.
-    return (stats.wall_s - sum(seconds[1:])) / stats.wall_s
+    return float((stats.wall_s - sum(seconds[1:])) / stats.wall_s)
 
 
 @contextmanager

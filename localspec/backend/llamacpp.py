@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend.context import Span
+from localspec.backend.interrupts import deferred_interrupts
 from localspec.backend.memory import MappingTrimmer
 from localspec.backend.threads import usable_cores
 from localspec.errors import (
@@ -76,15 +77,16 @@ class LlamaModel:
         params = native.llama_model_default_params()
         params.n_gpu_layers = 0
         trimmer = MappingTrimmer(path)
-
-        @native.llama_progress_callback  # type: ignore[untyped-decorator]
-        def on_progress(_fraction: float, _data: Any) -> bool:
-            trimmer.trim()
-            return True
-
-        params.progress_callback = on_progress
         _log_lines.clear()
-        pointer = native.llama_model_load_from_file(str(path).encode(), params)
+        with deferred_interrupts() as interrupted:
+
+            @native.llama_progress_callback  # type: ignore[untyped-decorator]
+            def goes_on(_fraction: float, _data: Any) -> bool:
+                trimmer.trim()
+                return not interrupted()
+
+            params.progress_callback = goes_on
+            pointer = native.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
             raise UnsupportedModelError(
                 f"{path} cannot be loaded: {_last_error()}; a newer llama-cpp-python may know this kind of model"
@@ -216,7 +218,8 @@ class LlamaContext:
         self.threads = threads or usable_cores()
         self.vocabulary_size = model.vocabulary.size
         self.chunk = _CHUNK
-        pointer = native.llama_init_from_model(model.pointer, self._params(flash_attention))
+        with deferred_interrupts():
+            pointer = native.llama_init_from_model(model.pointer, self._params(flash_attention))
         if not pointer:
             raise OutOfMemoryError(
                 f"no context of {num_sequences} × {capacity} tokens for {model.path}: {_last_error()};"
