@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from localspec._version import __version__
 
 if TYPE_CHECKING:
-    from localspec.engine import Stats
     from localspec.errors import LocalspecError
+    from localspec.generation import Stats
     from localspec.sampling import SamplingParams
     from localspec.session import GenerationResult, Session, TokenEvent, load_pair
 
@@ -36,7 +36,7 @@ _HOMES = {
     "LocalspecError": "localspec.errors",
     "SamplingParams": "localspec.sampling",
     "Session": "localspec.session",
-    "Stats": "localspec.engine",
+    "Stats": "localspec.generation",
     "TokenEvent": "localspec.session",
     "load_pair": "localspec.session",
 }

@@ -1,0 +1,129 @@
+"""Where drafts come from: tokens, and the laws they were really drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.backend import Context, Span
+from localspec.errors import InvalidLogitsError
+from localspec.policy import DraftPlan
+from localspec.sampling import Law, SamplingParams, StepNoise, make_law
+
+Row = NDArray[np.float32]
+
+__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "read_ahead"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What one sequence asks of a drafter.
+
+    Attributes:
+        sequence: its number.
+        history: all its tokens, the last one not yet evaluated by the target.
+        limit: the most tokens to draft, at least 1.
+        plan: decides token by token.
+        params: how draft laws are made.
+        noise: where the draws come from.
+    """
+
+    sequence: int
+    history: Sequence[int]
+    limit: int
+    plan: DraftPlan
+    params: SamplingParams
+    noise: StepNoise
+
+
+@dataclass(slots=True)
+class Draft:
+    """Drafted tokens and, for each, the law it was drawn from."""
+
+    tokens: list[int] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
+
+
+class Drafter(Protocol):
+    """Proposes continuations."""
+
+    def prefill(self, sequence: int, history: Sequence[int]) -> None:
+        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft for each request, drafting all sequences together."""
+
+    def keep(self, sequence: int, length: int) -> None:
+        """Forget everything past the first ``length`` tokens of a sequence."""
+
+
+def read_ahead(
+    context: Context, sequence: int, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Evaluate what ``context`` lacks of ``tokens``, a chunk at a time so that an interrupt is noticed.
+
+    Args:
+        context: the model.
+        sequence: which sequence.
+        tokens: what the cache shall hold afterwards; what it holds already must be a prefix.
+        progress: called with the tokens held and wanted after each chunk.
+    """
+    while (held := context.length(sequence)) < len(tokens):
+        context.decode([Span(sequence, tokens[held : held + context.chunk], 0)])
+        if progress:
+            progress(min(held + context.chunk, len(tokens)), len(tokens))
+
+
+class ModelDrafter:
+    """Drafts with a small model.
+
+    Args:
+        context: the draft model; it must hold as many tokens and sequences as the target's.
+        vocabulary_size: ids that the target knows; the draft is kept from proposing others.
+        ends_generation: tells the ids after which nothing follows.
+    """
+
+    def __init__(self, context: Context, *, vocabulary_size: int, ends_generation: Callable[[int], bool]) -> None:
+        self.context = context
+        self._shared_size = min(vocabulary_size, context.vocabulary_size)
+        self._ends_generation = ends_generation
+
+    def prefill(self, sequence: int, history: Sequence[int]) -> None:
+        """Read all but the last token, unless that is so little that the first draft pass takes it along."""
+        if len(history) - self.context.length(sequence) > 2:
+            read_ahead(self.context, sequence, history[:-1])
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Draft one token for all sequences that want one, then the next, until none does."""
+        drafts = [Draft() for _ in requests]
+        active = list(zip(requests, drafts, strict=True))
+        while active := [(r, d) for r, d in active if len(d.tokens) < r.limit and r.plan.runs()]:
+            rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d in active])
+            active = [pair for pair, row in zip(active, rows, strict=True) if self._draw(*pair, row)]
+        return drafts
+
+    def keep(self, sequence: int, length: int) -> None:
+        """Truncate the draft's cache."""
+        self.context.truncate(sequence, length)
+
+    def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:
+        held = self.context.length(request.sequence)
+        past = len(request.history)
+        return [*request.history[held:], *draft.tokens[max(0, held - past) :]]
+
+    def _draw(self, request: DraftRequest, draft: Draft, row: Row) -> bool:
+        """Extend ``draft`` by a token drawn from ``row``; return whether another may follow."""
+        try:
+            law = make_law(row[: self._shared_size], request.params)
+        except InvalidLogitsError:
+            return False  # the target's rows decide what becomes of the step
+        if not request.plan.draws(law.confidence):
+            return False
+        token = law.draw(request.noise.next())
+        draft.tokens.append(token)
+        draft.laws.append(law)
+        return not self._ends_generation(token)

@@ -1,0 +1,208 @@
+"""Speculative decoding: draft, verify, accept, over a set of sequences.
+
+One step of one sequence, with ``history`` its tokens so far, the last of them not yet evaluated:
+
+    draft    X_1..X_γ drawn from q_1..q_γ                   (drafter; γ = 0 is plain decoding)
+    verify   p_1..p_{γ+1} from one pass over history[-1], X_1..X_γ
+    accept   the longest prefix the exact rule lets stand, and one token more
+    forget   what both caches hold past it, when the next step begins
+
+Sequences share passes: every step drafts for all of them together and verifies all of them in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.backend import Context, Span
+from localspec.drafters import Draft, Drafter, DraftRequest, read_ahead
+from localspec.errors import ContextOverflowError, InvalidOptionError
+from localspec.generation import Generation, Request, Step, StepTimes
+from localspec.policy import StepOutcome
+from localspec.sampling import Law, SamplingParams, StepNoise, Stream, make_law, verify_laws
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs generations on a target and, optionally, a drafter.
+
+    Args:
+        target: the model whose law the output follows.
+        drafter: proposes tokens; without one decoding is plain.
+        ends_generation: tells the ids that end a generation; such an id is emitted, and nothing after it.
+    """
+
+    def __init__(self, target: Context, drafter: Drafter | None, *, ends_generation: Callable[[int], bool]) -> None:
+        self.target = target
+        self.drafter = drafter
+        self._ends_generation = ends_generation
+        self._held: dict[int, list[int]] = {}  # by sequence: what the caches hold a prefix of
+
+    def start(self, request: Request, sequence: int = 0) -> Generation:
+        """Begin a generation in ``sequence``, keeping what the caches already hold of its prompt.
+
+        Raises:
+            ContextOverflowError: the prompt leaves no room for a token.
+            InvalidOptionError: the prompt is empty, or max_tokens is below 1.
+        """
+        prompt = list(request.prompt)
+        if not prompt:
+            raise InvalidOptionError("the prompt is empty; give at least one token")
+        if request.max_tokens < 1:
+            raise InvalidOptionError(f"max_tokens is {request.max_tokens}; use 1 or more")
+        if len(prompt) >= self.target.capacity:
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"
+                " for the answer; shorten the prompt, or use a larger --ctx"
+            )
+        # A history's last token is never in the caches, and the prompt's last is read again for its logits.
+        pairs = zip(self._held.get(sequence, [])[:-1], prompt[:-1], strict=False)
+        self._forget(sequence, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        generation = Generation(sequence, request, prompt)
+        generation.stats.reused_tokens = self.target.length(sequence)
+        self._held[sequence] = generation.history
+        return generation
+
+    def step(self, generations: Sequence[Generation]) -> list[Step]:
+        """Advance every generation, none of them finished, by one step."""
+        started = perf_counter()
+        for g in generations:
+            if self._held.get(g.sequence) is not g.history:
+                raise InvalidOptionError(
+                    f"sequence {g.sequence} was given to another generation; this one cannot go on, start it again"
+                )
+            # Past this stand rejected drafts, and whatever a failure or an interrupt left behind.
+            self._forget(g.sequence, len(g.history) - 1)
+        self._read_prompts(generations)
+        missing = [g.history[self.target.length(g.sequence) :] for g in generations]
+        read = perf_counter()
+        drafts = self._draft(generations)
+        drafted = perf_counter()
+        spans = []
+        for g, lacking, draft in zip(generations, missing, drafts, strict=True):
+            tokens = self._evaluable(draft.tokens)
+            spans.append(Span(g.sequence, [*lacking, *tokens], len(tokens) + 1))
+        logits = self.target.decode(spans)
+        verified = perf_counter()
+        times = StepTimes(read - started, drafted - read, verified - drafted)
+        ends = np.cumsum([span.rows for span in spans])
+        rows = np.split(logits, ends[:-1])
+        return [self._accept(g, d, r, times) for g, d, r in zip(generations, drafts, rows, strict=True)]
+
+    def _read_prompts(self, generations: Sequence[Generation]) -> None:
+        for g in generations:
+            # The last chunk of a prompt is left to the common pass, which yields the first token.
+            ahead = len(g.history) - self.target.chunk
+            if ahead > self.target.length(g.sequence):
+                read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
+
+    def _draft(self, generations: Sequence[Generation]) -> list[Draft]:
+        drafts = [Draft() for _ in generations]
+        if self.drafter is None:
+            return drafts
+        requests: dict[int, DraftRequest] = {}
+        for i, g in enumerate(generations):
+            # The first token does not wait for the draft to read the prompt, whatever the caches hold.
+            if g.stats.steps > 0 and (request := self._draft_request(g)):
+                requests[i] = request
+                started = perf_counter()
+                self.drafter.prefill(g.sequence, g.history)
+                g.draft_prefill_s += perf_counter() - started
+        for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
+            end = len(self._evaluable(draft.tokens)) + 1
+            drafts[i] = Draft(draft.tokens[:end], draft.laws[:end])
+        return drafts
+
+    def _draft_request(self, g: Generation) -> DraftRequest | None:
+        depth = len(g.history)
+        room = min(g.request.max_tokens - g.stats.tokens, self.target.capacity - depth) - 1
+        plan = g.request.policy.plan(depth)
+        limit = min(plan.limit, room)
+        if limit < 1:
+            return None
+        params = g.request.draft_params or g.request.params
+        noise = StepNoise(g.request.seed, depth, Stream.DRAFT)
+        return DraftRequest(g.sequence, g.history, limit, plan, params, noise)
+
+    def _evaluable(self, tokens: list[int]) -> list[int]:
+        """Return the tokens before the first one the target does not have.
+
+        Such a token has probability 0: the rule rejects it, and needs no row for what would follow.
+        """
+        size = self.target.vocabulary_size
+        return list(takewhile(lambda token: 0 <= token < size, tokens))
+
+    def _accept(self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes) -> Step:
+        started = perf_counter()
+        depth = len(g.history)
+        params = g.request.params
+        verification = verify_laws(
+            _Laws(logits, params),
+            draft.laws,
+            draft.tokens,
+            # With point masses both rules are the same, and this one needs no residuals.
+            rule="token" if params.greedy else g.request.rule,
+            uniforms=StepNoise(g.request.seed, depth, Stream.VERIFY),
+        )
+        emitted = self._emit(g, [*draft.tokens[: verification.num_accepted], verification.next_token])
+        num_accepted = min(verification.num_accepted, len(emitted))
+        # What was drafted past an end is no evidence about the draft.
+        num_drafted = min(len(draft.tokens), len(emitted)) if g.finish_reason == "stop" else len(draft.tokens)
+        now = perf_counter()
+        g.count(Step(emitted, num_accepted), num_drafted, times, now - started, now)
+        g.request.policy.observe(
+            StepOutcome(
+                num_drafted=num_drafted,
+                num_accepted=num_accepted,
+                num_emitted=len(emitted),
+                depth=depth,
+                draft_s=times.draft_s,
+                verify_s=times.verify_s,
+                sampling_s=now - started,
+            )
+        )
+        return Step(emitted, num_accepted)
+
+    def _emit(self, g: Generation, tokens: list[int]) -> list[int]:
+        for i, token in enumerate(tokens):
+            g.history.append(token)
+            num_emitted = g.stats.tokens + i + 1
+            watched = g.request.watch is not None and g.request.watch(token)
+            if self._ends_generation(token) or watched:
+                g.finish_reason = "stop"
+            elif num_emitted == g.request.max_tokens:
+                g.finish_reason = "length"
+            elif len(g.history) == self.target.capacity:
+                g.finish_reason = "context"
+            if g.finish_reason:
+                return tokens[: i + 1]
+        return tokens
+
+    def _forget(self, sequence: int, length: int) -> None:
+        """Drop what both caches hold past ``length`` tokens."""
+        self.target.truncate(sequence, length)
+        if self.drafter is not None:
+            self.drafter.keep(sequence, length)
+
+
+class _Laws(Sequence[Law]):
+    """The target's laws, each made when the rule first asks for it."""
+
+    def __init__(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
+        self._logits = logits
+        self._params = params
+        self._laws: dict[int, Law] = {}
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, index: int) -> Law:  # type: ignore[override]  # slices are not asked for
+        if index not in self._laws:
+            self._laws[index] = make_law(self._logits[index], self._params)
+        return self._laws[index]

@@ -1,0 +1,102 @@
+"""How many tokens to draft next.
+
+A policy may look at everything drawn so far and at the draft law of the next position, never at a token it then
+throws away: a drawn token is always verified, or the output would not follow the target's law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from localspec.errors import InvalidOptionError
+
+__all__ = ["MAX_DRAFT_TOKENS", "DraftPlan", "FixedPolicy", "Policy", "StepOutcome", "check_num_draft_tokens"]
+
+MAX_DRAFT_TOKENS = 64
+"""More than any measured curve rewards; a guard against slips of the keyboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one decoding step of one sequence did.
+
+    Attributes:
+        num_drafted: tokens drafted.
+        num_accepted: of these, how many stand.
+        num_emitted: tokens emitted, the recovered or bonus token included.
+        depth: tokens in the target's cache when the step began.
+        draft_s: seconds in the drafter.
+        verify_s: seconds in the target's pass.
+        sampling_s: seconds in the verification rule.
+    """
+
+    num_drafted: int
+    num_accepted: int
+    num_emitted: int
+    depth: int
+    draft_s: float
+    verify_s: float
+    sampling_s: float
+
+
+class DraftPlan(Protocol):
+    """The decisions of one step of one sequence."""
+
+    @property
+    def limit(self) -> int:
+        """The most tokens to draft; 0 is plain decoding."""
+
+    def runs(self) -> bool:
+        """Whether to run the draft forward for one more law."""
+
+    def draws(self, confidence: float) -> bool:
+        """Whether to draw from that law, whose largest probability is ``confidence``."""
+
+
+class Policy(Protocol):
+    """Plans steps, and learns from what came of them; one object serves one generation."""
+
+    def plan(self, depth: int) -> DraftPlan:
+        """Return the plan of the next step, with ``depth`` tokens in the target's cache."""
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take note of a finished step."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPolicy:
+    """Draft the same number of tokens in every step.
+
+    Raises:
+        InvalidOptionError: the number is not between 0 and MAX_DRAFT_TOKENS.
+    """
+
+    limit: int
+
+    def __post_init__(self) -> None:
+        check_num_draft_tokens(self.limit)
+
+    def plan(self, depth: int) -> DraftPlan:
+        """Return itself: every step is alike."""
+        return self
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Ignore the outcome."""
+
+    def runs(self) -> bool:
+        """Return True."""
+        return True
+
+    def draws(self, confidence: float) -> bool:
+        """Return True."""
+        return True
+
+
+def check_num_draft_tokens(value: object) -> int:
+    """Return ``value`` if it is a usable draft length, else raise InvalidOptionError."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DRAFT_TOKENS:
+        return value
+    raise InvalidOptionError(
+        f"the number of draft tokens is {value!r}; use a whole number from 0 (do not speculate) to {MAX_DRAFT_TOKENS}"
+    )
