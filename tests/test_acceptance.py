@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -141,6 +141,7 @@ def test_constant_ratio_gives_the_textbook_formula(alpha, gamma):
 ratios = st.lists(st.tuples(st.floats(1e-3, 1), st.floats(0, 1)), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(ratios, st.integers(0, 8))
 def test_bounds(pairs, gamma):
     p_y, q_y = np.array(pairs).T
@@ -153,6 +154,7 @@ def test_bounds(pairs, gamma):
         assert block == pytest.approx(token)
 
 
+@settings(deadline=None)
 @given(ratios)
 def test_one_pass_gives_every_draft_length(pairs):
     p_y, q_y = np.array(pairs).T
@@ -246,6 +248,7 @@ class TestIntervals:
 
 
 class TestAcceptanceRate:
+    @settings(deadline=None)
     @given(hnp.arrays(float, (2, 4, 5), elements=st.floats(0, 1)))
     def test_is_one_minus_total_variation(self, weights):
         p, q = (weights + 1e-6) / (weights + 1e-6).sum(axis=-1, keepdims=True)
@@ -265,6 +268,7 @@ class TestAcceptanceRate:
         assert rates == pytest.approx([0.97, 0.94], abs=0.005)
         assert acceptance_rate([1, 0], [1, 0]) == 1
 
+    @settings(deadline=None)
     @given(st.integers(0, 1000))
     def test_is_the_mean_ratio_over_the_targets_own_text(self, seed):
         rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
@@ -58,10 +58,12 @@ class TestReferenceValues:
 
 
 class TestExpectedTokens:
+    @settings(deadline=None)
     @given(rates, gammas)
     def test_is_the_geometric_sum(self, alpha, gamma):
         assert expected_tokens(alpha, gamma) == pytest.approx(math.fsum(alpha**k for k in range(gamma + 1)))
 
+    @settings(deadline=None)
     @given(rates, gammas)
     def test_is_the_mean_of_the_stopping_law(self, alpha, gamma):
         rejected = sum(i * alpha ** (i - 1) * (1 - alpha) for i in range(1, gamma + 1))
@@ -73,6 +75,7 @@ class TestExpectedTokens:
         terms = math.fsum(alpha**k for k in range(13))
         assert expected_tokens(alpha, 12) == pytest.approx(terms, rel=1e-14)
 
+    @settings(deadline=None)
     @given(inner, inner, gammas)
     def test_rises_with_both(self, low, high, gamma):
         low, high = sorted((low, high))
@@ -82,12 +85,14 @@ class TestExpectedTokens:
 
 
 class TestSpeedup:
+    @settings(deadline=None)
     @given(rates, rates, gammas)
     def test_falls_with_cost_and_rises_with_agreement(self, alpha, cost, gamma):
         value = speedup(alpha, gamma, cost)
         assert speedup(alpha, gamma, cost / 2) >= value * (1 - 1e-12)
         assert speedup((alpha + 1) / 2, gamma, cost) >= value * (1 - 1e-12)
 
+    @settings(deadline=None)
     @given(rates, rates)
     def test_is_one_without_a_draft(self, alpha, cost):
         assert speedup(alpha, 0, cost) == 1
@@ -102,6 +107,7 @@ class TestSpeedup:
 
 
 class TestBest:
+    @settings(deadline=None)
     @given(rates, rates, st.integers(0, 15))
     def test_is_the_best_of_all(self, alpha, cost, limit):
         best, value = best_num_draft_tokens(alpha, cost, limit)
@@ -122,6 +128,7 @@ class TestBest:
         cost = [1.0, 1.83, 2.49, 2.03, 2.7]
         assert best_num_draft_tokens(0.95, 0.05, 4, cost)[0] == 3
 
+    @settings(deadline=None)
     @given(inner, inner, st.floats(0.01, 0.99), st.floats(0.01, 0.99))
     def test_rises_with_agreement_and_falls_with_cost(self, a1, a2, c1, c2):
         (a1, a2), (c1, c2) = sorted((a1, a2)), sorted((c1, c2))
@@ -130,6 +137,7 @@ class TestBest:
 
 
 class TestContinuousOptimum:
+    @settings(deadline=None)
     @given(st.floats(0.05, 0.999), st.floats(1e-3, 0.99))
     def test_is_lamberts_function(self, alpha, cost):
         decay = -math.log(alpha)
@@ -138,6 +146,7 @@ class TestContinuousOptimum:
         textbook = (-lambertw(argument, -1).real - 1) / decay - 1 / cost
         assert continuous_optimum(alpha, cost) == pytest.approx(max(0, textbook), rel=1e-6, abs=1e-6)
 
+    @settings(deadline=None)
     @given(st.floats(1e-9, 1 - 1e-9), st.floats(1e-9, 1 - 1e-9))
     def test_satisfies_stationarity(self, alpha, cost):
         gamma = continuous_optimum(alpha, cost)
@@ -148,12 +157,14 @@ class TestContinuousOptimum:
         else:
             assert slope == pytest.approx(0, abs=1e-9)
 
+    @settings(deadline=None)
     @given(st.floats(0.3, 0.98), st.floats(0.01, 0.5))
     def test_brackets_the_best_whole_number(self, alpha, cost):
         gamma = continuous_optimum(alpha, cost)
         best, _ = best_num_draft_tokens(alpha, cost, 400)
         assert math.floor(gamma) <= best <= math.ceil(gamma)
 
+    @settings(deadline=None)
     @given(inner, inner, inner, inner)
     def test_rises_with_agreement_and_falls_with_cost(self, a1, a2, c1, c2):
         (a1, a2), (c1, c2) = sorted((a1, a2)), sorted((c1, c2))
@@ -161,6 +172,7 @@ class TestContinuousOptimum:
         assert continuous_optimum(a2, c1) >= middle * (1 - 1e-9)
         assert continuous_optimum(a1, c2) <= middle * (1 + 1e-9)
 
+    @settings(deadline=None)
     @given(st.floats(0, 1, exclude_min=True), st.floats(0, 1, exclude_min=True))
     def test_is_a_length_everywhere(self, alpha, cost):
         assert continuous_optimum(alpha, cost) >= 0

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import InvalidOptionError
@@ -26,6 +26,7 @@ def decode(pieces):
 
 
 class TestIncrementalDecoder:
+    @settings(deadline=None)
     @given(st.text() | st.just(emoji), places)
     def test_text_comes_back_whole(self, text, where):
         decoder = IncrementalDecoder()
@@ -33,6 +34,7 @@ class TestIncrementalDecoder:
         assert "".join(parts) == text
         assert decoder.flush() == ""
 
+    @settings(deadline=None)
     @given(st.binary() | st.lists(st.sampled_from("🚀é\xff".encode() + b"\xff")).map(bytes), places)
     def test_any_bytes_equal_decoding_at_once(self, data, where):
         assert decode(cut(data, where)) == data.decode("utf-8", errors="replace")
@@ -77,10 +79,12 @@ stop_lists = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size
 
 
 class TestStopStrings:
+    @settings(deadline=None)
     @given(stop_lists, letters, places)
     def test_equals_the_text_as_a_whole(self, stops, text, where):
         assert run(stops, cut(text, where)) == whole(stops, text)
 
+    @settings(deadline=None)
     @given(stop_lists, letters, places)
     def test_shows_as_early_as_possible(self, stops, text, where):
         machine = StopStrings(stops)

@@ -1,7 +1,9 @@
 """Prompts equal a plain Jinja rendering, and no text of a message becomes a control token."""
 
+from functools import cache
+
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import PromptError, TemplateError
@@ -48,19 +50,30 @@ SOURCES = {name: template_source(name, None) for name in TEMPLATE_NAMES} | {
     "twice": TWICE,
 }
 
-nasty = st.lists(
-    st.sampled_from([*MARKERS, "<|im_", "end|>", "<", "\n", " ", "user", "</think>", "secret", '"', "é🚀"])
-    | st.text(max_size=5),
-    max_size=8,
-).map("".join)
-conversations = st.builds(
-    lambda system, turns: [
-        *([Message("system", system)] if system is not None else []),
-        *(Message(("user", "assistant")[i % 2], text) for i, text in enumerate(turns)),
-    ],
-    st.none() | nasty,
-    st.lists(nasty, min_size=1, max_size=5),
-)
+
+def contents(*parts):
+    return st.lists(st.sampled_from(parts) | st.text("ab</|\u00a0", max_size=5), max_size=8).map("".join)
+
+
+def conversations_of(texts):
+    return st.builds(
+        lambda system, turns: [
+            *([Message("system", system)] if system is not None else []),
+            *(Message(("user", "assistant")[i % 2], text) for i, text in enumerate(turns)),
+        ],
+        st.none() | texts,
+        st.lists(texts, min_size=1, max_size=5),
+    )
+
+
+calm = contents("<", "\n", " ", "user", "</think>", '"', "é🚀")
+nasty = contents(*MARKERS, "<|im_", "end|>", "<", "\n", " ", "user", "</think>", "secret", '"', "é🚀")
+conversations = conversations_of(nasty)
+
+
+@cache
+def template(name):
+    return ChatTemplate(SOURCES[name], **TOKENS)
 
 
 def control(rendered):
@@ -73,36 +86,38 @@ def harmless(messages):
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@settings(deadline=None)
 @given(conversations)
 def test_typed_markers_never_become_control_tokens(name, messages):
-    template = ChatTemplate(SOURCES[name], **TOKENS)
-    rendered = template.render(messages)
-    assert control(rendered) == control(template.render(harmless(messages)))
+    rendered = template(name).render(messages)
+    assert control(rendered) == control(template(name).render(harmless(messages)))
     assert "".join(piece.text for piece in split_control(rendered, MARKERS)) == rendered.text
     edges = [edge for span in rendered.protected for edge in span]
     assert edges == sorted(edges)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "trims", "twice"])
+@settings(deadline=None)
 @given(conversations)
 def test_equals_plain_jinja(name, messages):
-    rendered = ChatTemplate(SOURCES[name], **TOKENS).render(messages)
+    rendered = template(name).render(messages)
     assert rendered.text == render_plainly(SOURCES[name], messages, **TOKENS)
     assert not rendered.merged
 
 
 @pytest.mark.parametrize("name", ["cuts thinking", "quotes", "shouts", "inspects"])
-@given(conversations)
+@settings(deadline=None)
+@given(conversations_of(calm))
 def test_equals_plain_jinja_also_where_contents_are_changed(name, messages):
-    assume(not any(marker in m.content for marker in [*MARKERS, "<|im_", "secret"] for m in messages))
-    rendered = ChatTemplate(SOURCES[name], **TOKENS).render(messages)
+    rendered = template(name).render(messages)
     assert rendered.text == render_plainly(SOURCES[name], messages, **TOKENS)
 
 
 @pytest.mark.parametrize("name", ["chatml", "trims", "cuts thinking", "twice"])
+@settings(deadline=None)
 @given(conversations)
 def test_spans_hold_the_contents(name, messages):
-    rendered = ChatTemplate(SOURCES[name], **TOKENS).render(messages)
+    rendered = template(name).render(messages)
     shown = [rendered.text[start:end] for start, end in rendered.protected]
     contents = [m.content for m in messages if m.content for _ in range(2 if name == "twice" else 1)]
     assert len(shown) == len(contents)
@@ -233,6 +248,7 @@ class TestSplitControl:
             Piece("<b>", True),
         ]
 
+    @settings(deadline=None)
     @given(nasty, st.lists(st.integers(0, 60), max_size=6))
     def test_pieces_add_up_and_respect_the_spans(self, text, edges):
         edges = sorted({edge % (len(text) + 1) for edge in edges})
