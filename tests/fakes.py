@@ -24,6 +24,8 @@ Prefix = Sequence[int]
 class MarkovModel:
     """A model whose law depends on the last ``order`` tokens; what lies before the first one counts as token 0.
 
+    Ids out of range count modulo V, so that drafters can go on after having proposed one.
+
     Args:
         laws: [V, V] for order 1, [V, V, V] for order 2; rows sum to 1.
     """
@@ -46,7 +48,8 @@ class MarkovModel:
         return cls(weights / weights.sum(-1, keepdims=True))
 
     def _at(self, prefix: Prefix) -> tuple[int, ...]:
-        return tuple([0] * max(0, self.order - len(prefix)) + list(prefix[max(0, len(prefix) - self.order) :]))
+        last = [0] * self.order + [token % self.vocabulary_size for token in prefix[-self.order :]]
+        return tuple(last[-self.order :])
 
     def law(self, prefix: Prefix) -> NDArray[np.float64]:
         """Return the law of the token after ``prefix``, [V]."""
