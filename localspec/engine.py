@@ -87,7 +87,7 @@ class Engine:
         for g in generations:
             if self._held.get(g.sequence) is not g.history:
                 raise InvalidOptionError(
-                    f"sequence {g.sequence} now belongs to a later generation; finish one before the next begins"
+                    f"sequence {g.sequence} was given to another generation; this one cannot go on, start it again"
                 )
             # Past this stand rejected drafts, and whatever a failure or an interrupt left behind.
             self._forget(g.sequence, len(g.history) - 1)

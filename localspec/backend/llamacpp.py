@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend.context import Span
+from localspec.backend.memory import MappingTrimmer
 from localspec.backend.threads import usable_cores
 from localspec.errors import (
     EvaluationError,
@@ -74,12 +75,21 @@ class LlamaModel:
         native.llama_backend_init()
         params = native.llama_model_default_params()
         params.n_gpu_layers = 0
+        trimmer = MappingTrimmer(path)
+
+        @native.llama_progress_callback  # type: ignore[untyped-decorator]
+        def on_progress(_fraction: float, _data: Any) -> bool:
+            trimmer.trim()
+            return True
+
+        params.progress_callback = on_progress
         _log_lines.clear()
         pointer = native.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
             raise UnsupportedModelError(
                 f"{path} cannot be loaded: {_last_error()}; a newer llama-cpp-python may know this kind of model"
             )
+        trimmer.trim()
         self.path = path
         self._pointer = pointer
         self.vocabulary = Vocabulary(native.llama_model_get_vocab(pointer))

@@ -1,0 +1,136 @@
+"""From names or paths to two loaded models that fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from localspec import registry
+from localspec.backend import can_roll_back
+from localspec.backend.compatibility import check_compatible
+from localspec.backend.llamacpp import LlamaContext, LlamaModel
+from localspec.backend.model_header import ModelHeader, read_header
+from localspec.backend.quantize import quantize
+from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
+
+__all__ = ["LoadedPair", "ModelFiles", "find_files", "load_models"]
+
+MAX_CONTEXT = 1 << 24
+"""Beyond any model; a guard against a slip of the keyboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Two GGUF files; ``draft`` is None for plain decoding."""
+
+    target: Path
+    draft: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """A target and a draft, ready to run.
+
+    Attributes:
+        target: the target's context.
+        draft: the draft's, or None.
+        target_header: what the target's file says of itself.
+        draft_header: the same of the draft's.
+    """
+
+    target: LlamaContext
+    draft: LlamaContext | None
+    target_header: ModelHeader
+    draft_header: ModelHeader | None
+
+    def close(self) -> None:
+        """Free both models."""
+        for context in (self.target, self.draft):
+            if context is not None:
+                context.close()
+                context.model.close()
+
+
+def find_files(
+    pair: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    use_draft: bool = True,
+    progress: bool = False,
+) -> ModelFiles:
+    """Return the files of a pair, fetching or making what is not at hand; arguments as ``load_pair``."""
+    if pair is not None and target is not None:
+        raise InvalidOptionError(f"both the pair {pair!r} and the target {str(target)!r} are named; give one of them")
+    if draft is not None and not use_draft:
+        raise InvalidOptionError(f"the draft {str(draft)!r} is named and switched off; give one of the two options")
+    if draft is not None and target is None and pair is None:
+        raise InvalidOptionError(f"the draft {str(draft)!r} needs a target; name it with --target or --pair")
+    names = registry.load()
+    store = registry.Store(names, quantize=quantize)
+    if target is None:
+        entry = names.pair(pair)
+        target_file = store.path(entry.target, progress=progress)
+        draft_name: str | Path | registry.ModelEntry | None = draft or entry.draft
+    else:
+        target_file = store.path(target, progress=progress)
+        draft_name = draft
+    if draft_name is None or not use_draft:
+        return ModelFiles(target_file, None)
+    return ModelFiles(target_file, store.path(draft_name, progress=progress))
+
+
+def load_models(
+    pair: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    use_draft: bool = True,
+    context: int = 4096,
+    threads: int | None = None,
+    num_sequences: int = 1,
+    progress: bool = False,
+) -> LoadedPair:
+    """Load what ``find_files`` finds; arguments and errors as ``load_pair``.
+
+    The headers are read and compared before anything is loaded, so that what cannot work fails at once.
+    """
+    if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= MAX_CONTEXT:
+        raise InvalidOptionError(f"the context is {context!r}; use a whole number of tokens, such as 4096")
+    files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
+    target_header = read_header(files.target)
+    draft_header = read_header(files.draft) if files.draft else None
+    headers = [target_header]
+    if draft_header is not None:
+        check_compatible(target_header, draft_header)
+        headers.append(draft_header)
+    _check_memory(headers, context * num_sequences)
+    contexts = [_load(h, context, threads, num_sequences, must_roll_back=len(headers) > 1) for h in headers]
+    return LoadedPair(contexts[0], contexts[1] if len(contexts) > 1 else None, target_header, draft_header)
+
+
+def _load(
+    header: ModelHeader, context: int, threads: int | None, num_sequences: int, *, must_roll_back: bool
+) -> LlamaContext:
+    model = LlamaModel(header.path)
+    loaded = LlamaContext(model, capacity=context, num_sequences=num_sequences, threads=threads)
+    tokens = [min(id_, header.vocabulary_size - 1) for id_ in (300, 400, 500)]
+    if must_roll_back and context > len(tokens) and not can_roll_back(loaded, tokens):
+        raise RollbackError(
+            f"{header.path.name} ({header.architecture}) cannot take tokens back, so nothing can be drafted for it or"
+            " by it; use the target without a draft (--no-draft)"
+        )
+    return loaded
+
+
+def _check_memory(headers: list[ModelHeader], tokens: int) -> None:
+    """Refuse caches that cannot fit: a system that overcommits would kill the process instead."""
+    needed = sum(header.cache_bytes(tokens) for header in headers)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise OutOfMemoryError(
+            f"caches for {tokens} tokens take {registry.human_bytes(needed)} and {registry.human_bytes(available)}"
+            " of memory are free; use a smaller --ctx"
+        )

@@ -1,0 +1,377 @@
+"""The library's front door: a loaded pair that generates text."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.backend.llamacpp import Vocabulary
+from localspec.drafters import ModelDrafter
+from localspec.engine import Engine
+from localspec.errors import InvalidOptionError, PromptError, TemplateError
+from localspec.generation import FinishReason, Generation, Request, Stats, Step
+from localspec.loading import LoadedPair, load_models
+from localspec.policy import FixedPolicy, Policy
+from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
+from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control
+
+__all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
+
+DEFAULT_NUM_DRAFT_TOKENS = 4
+"""Draft length while nothing was measured."""
+
+Prompt = str | Sequence[Message | Mapping[str, str]]
+"""A text, or the messages of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One emitted token.
+
+    Attributes:
+        token: its id.
+        text: what it adds to the text: nothing while a character or a stop string may still be incomplete, and
+            then more than its own.
+        drafted: whether the draft proposed it, rather than the target having the word.
+        finish_reason: set on the last event: "stop", "length" or "context".
+    """
+
+    token: int
+    text: str
+    drafted: bool
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation.
+
+    Attributes:
+        text: the answer, without control tokens and stop strings.
+        tokens: ids emitted, an end-of-generation token included.
+        finish_reason: "stop" (end-of-generation token or stop string), "length" or "context".
+        seed: gives the same draws again.
+        stats: what it took.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``generate --json`` prints."""
+        derived = {"tokens_per_s": self.stats.tokens_per_s, "tokens_per_step": self.stats.tokens_per_step}
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "stats": asdict(self.stats) | derived,
+        }
+
+
+class _Transcript:
+    """Turns the tokens of a generation into text and watches for stop strings."""
+
+    def __init__(self, vocabulary: Vocabulary, stop: Iterable[str]) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = IncrementalDecoder()
+        self._stops = StopStrings(stop)
+        self.pending: list[str] = []  # text of the tokens not yet handed out
+
+    def watch(self, token: int) -> bool:
+        """Take the next token; return whether a stop string is complete."""
+        ends = self._vocabulary.ends_generation(token)
+        result = self._stops.feed("" if ends else self._decoder.feed(self._vocabulary.piece(token)))
+        self.pending.append(result.text)
+        return result.stopped
+
+    def take(self, *, last: bool) -> list[str]:
+        """Return the text of each token since the last call; at the end, what was held back goes to the last one."""
+        if last:
+            self.pending[-1] += self._stops.feed(self._decoder.flush()).text + self._stops.flush()
+        taken, self.pending = self.pending, []
+        return taken
+
+
+class Stream(Iterator[TokenEvent]):
+    """The tokens of one generation, as they are verified.
+
+    A session can be asked for something else before a stream is exhausted; the stream cannot go on then.
+    """
+
+    def __init__(self, session: Session, generation: Generation, transcript: _Transcript) -> None:
+        self._session = session
+        self._generation = generation
+        self._transcript = transcript
+        self._events: deque[TokenEvent] = deque()
+        self._text: list[str] = []
+
+    def __next__(self) -> TokenEvent:
+        if not self._events:
+            if self.finished:
+                raise StopIteration
+            self._step()
+        return self._events.popleft()
+
+    def _step(self) -> None:
+        step = self._session.advance(self._generation)
+        reason = self._generation.finish_reason
+        texts = self._transcript.take(last=reason is not None)
+        self._text += texts
+        last = len(step.tokens) - 1
+        for i, (token, text) in enumerate(zip(step.tokens, texts, strict=True)):
+            self._events.append(TokenEvent(token, text, i < step.num_accepted, reason if i == last else None))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the generation has ended; events may still be waiting to be read."""
+        return self._generation.finish_reason is not None
+
+    def result(self) -> GenerationResult:
+        """Return the whole answer; raises InvalidOptionError before the end."""
+        g = self._generation
+        if g.finish_reason is None:
+            raise InvalidOptionError("the generation is not finished; read the stream to its end first")
+        return GenerationResult("".join(self._text), g.tokens, g.finish_reason, g.request.seed, g.stats)
+
+
+class Session:
+    """A loaded target with its draft; made by ``load_pair``.
+
+    One generation runs at a time; a second thread that asks meanwhile gets an InvalidOptionError.
+
+    Attributes:
+        pair: the files, contexts and vocabulary.
+        engine: the loop over them.
+    """
+
+    def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
+        self.pair = pair
+        self.vocabulary = pair.target.model.vocabulary
+        self._template = template
+        self._busy = threading.Lock()
+        drafter = None
+        if pair.draft is not None:
+            drafter = ModelDrafter(
+                pair.draft,
+                vocabulary_size=self.vocabulary.size,
+                ends_generation=self.vocabulary.ends_generation,
+            )
+        self.engine = Engine(pair.target, drafter, ends_generation=self.vocabulary.ends_generation)
+
+    @property
+    def context(self) -> int:
+        """Tokens the context holds, prompt and answer together."""
+        return self.pair.target.capacity
+
+    def close(self) -> None:
+        """Free both models; the session cannot be used afterwards."""
+        self.pair.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def encode(self, prompt: Prompt, *, raw: bool = False, special: bool = False) -> list[int]:
+        """Return the token ids of a prompt, BOS included where the model wants it.
+
+        Args:
+            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings with
+                "role" and "content".
+            raw: take a text as it is, without the chat template.
+            special: with ``raw``, let control markers in the text become control tokens. Markers in messages
+                never do.
+
+        Raises:
+            PromptError: the prompt is empty or no text.
+            TemplateError: the model has no chat template, or it refuses the messages.
+        """
+        if raw:
+            if not isinstance(prompt, str):
+                raise PromptError("a raw prompt must be one text, not messages; leave out raw")
+            if not prompt:
+                raise PromptError("the prompt is empty; give it as an argument or on standard input")
+            tokens = self.vocabulary.tokenize(prompt, control=special)
+        else:
+            tokens = self._encode_messages(_as_messages(prompt))
+        bos = self.vocabulary.bos
+        if bos is not None and self.vocabulary.adds_bos and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        return tokens
+
+    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        if self._template is None:
+            raise TemplateError(
+                f"{self.pair.target.model.path.name} has no chat template; name one with --template, or continue the"
+                " text as it stands with --raw"
+            )
+        markers = self.vocabulary.control_tokens
+        tokens: list[int] = []
+        for piece in split_control(self._template.render(messages), markers):
+            tokens += [markers[piece.text]] if piece.is_control else self.vocabulary.tokenize(piece.text)
+        return tokens
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        seed: int | None = None,
+        num_draft_tokens: int | None = None,
+        rule: str = "block",
+        stop: Iterable[str] = (),
+        raw: bool = False,
+        special: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Stream:
+        """Generate, yielding every token as soon as it is verified.
+
+        Args:
+            prompt: see ``encode``, as ``raw`` and ``special``.
+            params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
+            max_tokens: emit no more; default as many as the context holds.
+            seed: of the noise; default a fresh one.
+            num_draft_tokens: tokens drafted per step; 0 does not speculate.
+            rule: "block" or "token"; both are exact.
+            stop: strings that end the answer and are not part of it.
+            raw: take the text as it is.
+            special: with ``raw``, let control markers become control tokens.
+            progress: called with the tokens read and the prompt's length while a long prompt is read.
+
+        Raises:
+            InvalidOptionError: an option is out of range, or the session is busy.
+            PromptError: the prompt cannot be used or does not fit.
+            EvaluationError: a model pass failed.
+        """
+        transcript = _Transcript(self.vocabulary, stop)
+        request = Request(
+            prompt=self.encode(prompt, raw=raw, special=special),
+            params=LLAMACPP_DEFAULTS if params is None else params,
+            max_tokens=self.context if max_tokens is None else max_tokens,
+            seed=fresh_seed() if seed is None else seed,
+            rule=check_rule(rule),
+            policy=self._policy(num_draft_tokens),
+            watch=transcript.watch,
+            progress=progress,
+        )
+        with self._exclusively():
+            return Stream(self, self.engine.start(request), transcript)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> GenerationResult:
+        """Generate to the end; arguments and errors as ``stream``."""
+        stream = self.stream(prompt, params, **options)
+        for _event in stream:
+            pass
+        return stream.result()
+
+    def chat(self, messages: Sequence[Message | Mapping[str, str]], **options: Any) -> Stream:
+        """Answer a conversation; what the caches hold of it from the turn before is not read again."""
+        return self.stream(messages, **options)
+
+    def advance(self, generation: Generation) -> Step:
+        """Run one step; ``Stream`` does."""
+        with self._exclusively():
+            (step,) = self.engine.step([generation])
+        return step
+
+    def _policy(self, num_draft_tokens: int | None) -> Policy:
+        if num_draft_tokens is None:
+            return FixedPolicy(DEFAULT_NUM_DRAFT_TOKENS if self.pair.draft else 0)
+        if num_draft_tokens and self.pair.draft is None:
+            raise InvalidOptionError(
+                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
+            )
+        return FixedPolicy(num_draft_tokens)
+
+    def _exclusively(self) -> _Exclusive:
+        return _Exclusive(self._busy)
+
+
+class _Exclusive:
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidOptionError("the session is busy with another generation; wait for it, or load a second one")
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+
+
+def load_pair(
+    pair: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    use_draft: bool = True,
+    context: int = 4096,
+    threads: int | None = None,
+    template: str | None = None,
+    progress: bool = False,
+) -> Session:
+    """Load a target and its draft, fetching the files if they are not at hand.
+
+    Args:
+        pair: a pair's name (``localspec models list``); default the default pair, unless ``target`` is given.
+        target: a model's name or the path of a GGUF file, in place of a pair.
+        draft: the same for the draft; without one, a ``target`` decodes plainly.
+        use_draft: False leaves the draft of a pair out.
+        context: tokens that prompt and answer share.
+        threads: threads per pass; default the physical cores this process may use.
+        template: Jinja source of a chat template, in place of the model's own.
+        progress: show on stderr what is being fetched.
+
+    Raises:
+        LocalspecError: see ``localspec.errors``; the message says what to do.
+
+    >>> session = load_pair(target="big.gguf", draft="small.gguf")     # doctest: +SKIP
+    >>> session.generate("Why is the sky blue?", max_tokens=64).text   # doctest: +SKIP
+    """
+    loaded = load_models(
+        pair,
+        target=target,
+        draft=draft,
+        use_draft=use_draft,
+        context=context,
+        threads=threads,
+        progress=progress,
+    )
+    return Session(loaded, template=_template(loaded, template))
+
+
+def _template(loaded: LoadedPair, source: str | None) -> ChatTemplate | None:
+    source = source or loaded.target_header.chat_template
+    if source is None:
+        return None
+    vocabulary = loaded.target.model.vocabulary
+
+    def marker(token: int | None) -> str:
+        return "" if token is None else vocabulary.marker(token)
+
+    header = loaded.target_header
+    return ChatTemplate(source, bos_token=marker(vocabulary.bos), eos_token=marker(header.eos_id))
+
+
+def _as_messages(prompt: Prompt) -> list[Message]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise PromptError("the prompt is empty; give it as an argument or on standard input")
+        return [Message("user", prompt)]
+    return [m if isinstance(m, Message) else _message(m) for m in prompt]
+
+
+def _message(values: Mapping[str, str]) -> Message:
+    if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
+        raise PromptError(f"a message is {values!r}; it must have a role and content")
+    return Message(values["role"], values["content"])
