@@ -51,9 +51,7 @@ def raising(error: BaseException) -> Callable[[], object]:
     return action
 
 
-def start(
-    *arguments: str | bytes, stdout: int | IO[bytes] = subprocess.PIPE, **env: str
-) -> subprocess.Popen[bytes]:
+def start(*arguments: str | bytes, stdout: int | IO[bytes] = subprocess.PIPE, **env: str) -> subprocess.Popen[bytes]:
     """Python in a process of its own, buffered as a user's is."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | env
     env["PYTHONPATH"] = str(ROOT)
