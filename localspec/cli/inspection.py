@@ -41,17 +41,12 @@ class Inspection:
         """The report for a terminal."""
         result = []
         for name, header in self.models:
-            result += [name, *(f"  {label:<15}{value}" for label, value in self._facts(header)), ""]
+            result += [name, *(f"  {label:<16}{value}" for label, value in self._facts(header)), ""]
         if len(self.models) == 2:
             total = sum(sum(self._memory(header).values()) for _, header in self.models)
-            verdict = (
-                "the two share a vocabulary" if self.problem is None else "the two do not share a vocabulary"
-            )
-            result += [
-                "As a pair",
-                f"  {'compatible':<15}{'yes' if self.problem is None else 'no'}: {verdict}",
-            ]
-            result += [f"  {'memory':<15}{human_bytes(total)} for both", ""]
+            verdict = "no" if self.problem else "yes, the two share a vocabulary"
+            result += ["As a pair", f"  {'compatible':<16}{verdict}"]
+            result += [f"  {'memory':<16}at {self.context:,} tokens: {human_bytes(total)} for both", ""]
         return result[:-1]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +75,7 @@ class Inspection:
     def _facts(self, header: ModelHeader) -> list[tuple[str, str]]:
         memory = {part: human_bytes(size) for part, size in self._memory(header).items()}
         special = [
-            f"{name} {token}{'' if added else ' not'} added to a prompt"
+            f"{name} {token} ({'added' if added else 'not added'} to prompts)"
             for name, token, added in (
                 ("BOS", header.bos_id, header.add_bos),
                 ("EOS", header.eos_id, header.add_eos),
@@ -91,19 +86,17 @@ class Inspection:
         trained = f"{header.context_length:,} tokens as trained" if header.context_length else "not stated"
         if header.context_length and self.context > header.context_length:
             trained += f"; {self.context:,} is more than it was trained for"
+        shape = f"{header.block_count} layers of {header.embedding_length}"
         heads = f"{max(header.head_count)} heads, {max(header.head_count_kv)} of keys and values"
         template = header.chat_template
         return [
             ("file", f"{header.path} ({human_bytes(header.file_bytes)})"),
             ("model", header.name or "not named"),
-            (
-                "architecture",
-                f"{header.architecture}, {header.block_count} layers of {header.embedding_length}, {heads}",
-            ),
+            ("architecture", f"{header.architecture}, {shape}, {heads}"),
             ("parameters", f"{header.parameter_count / 1e6:,.0f} million"),
             ("quantisation", f"{header.file_type}, most bytes in {header.tensor_type}"),
             ("vocabulary", f"{header.vocabulary_size:,} tokens ({tokenizer})"),
-            ("special tokens", "; ".join(special) or "none stated"),
+            ("special tokens", ", ".join(special) or "none stated"),
             ("context", trained),
             ("chat template", f"yes, {len(template):,} characters" if template else "none"),
             ("rollback", header.rollback_note),

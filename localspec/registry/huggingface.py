@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from localspec._version import __version__
 from localspec.errors import DownloadError, IntegrityError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteFile", "fetch", "look_up"]
 
-_CHUNK_BYTES: Final = 1 << 20
 _RETRIES: Final = 5
 _RETRY_WAIT_S: Final = 1.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -54,8 +54,10 @@ def look_up(source: HuggingFaceFile) -> RemoteFile:
 
     try:
         url = huggingface_hub.hf_hub_url(source.repo, source.file, revision=source.revision)
-        metadata = huggingface_hub.get_hf_file_metadata(url)
-    except (*_http_errors(), OSError, ValueError) as error:
+        metadata = huggingface_hub.get_hf_file_metadata(
+            url, library_name="localspec", library_version=__version__
+        )
+    except _http_errors() as error:
         raise _explain(source, error) from error
     if metadata.etag is None:
         raise DownloadError(f"{source}: the answer has no ETag, so this is no Hugging Face endpoint")
@@ -94,7 +96,9 @@ def _transfer(
     # Both are documented, but the package's stubs leave them out of its exports.
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    headers = build_hf_headers(library_name="localspec", library_version=__version__) | {
+        "Accept-Encoding": "identity"
+    }
     if writer.length:
         headers["Range"] = f"bytes={writer.length}-"
     try:
@@ -106,10 +110,11 @@ def _transfer(
                 return DownloadError(f"{remote.source}: the server refuses to continue {remote.source.file}")
             hf_raise_for_status(response)
             _align(remote, response, writer, reporter)
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            # In pieces as they arrive: collected into larger ones, a cut connection would lose the last.
+            for chunk in response.iter_bytes():
                 writer.write(chunk)
                 advance(writer.length)
-    except (*_http_errors(), OSError) as error:
+    except _http_errors() as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status is not None and status not in _TRANSIENT:
             raise _explain(remote.source, error) from error
@@ -134,10 +139,11 @@ def _align(remote: RemoteFile, response: Any, writer: Writer, reporter: Reporter
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """The errors of the HTTP library under huggingface_hub, which changed its name between major versions."""
+    """What huggingface_hub raises: its own errors, and those of an HTTP library that its versions rename."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    library = tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    return (*library, OSError, ValueError)
 
 
 def _explain(source: HuggingFaceFile, error: Exception) -> DownloadError:

@@ -69,7 +69,7 @@ class StderrReporter:
                 nonlocal first
                 if first:
                     first = False
-                    bar.initial = bar.n = done
+                    bar.initial = bar.n = bar.last_print_n = done
                 bar.update(done - bar.n)
 
             yield advance

