@@ -68,5 +68,5 @@ def test_a_real_file(smollm2_path: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert after.file_bytes < before.file_bytes
     assert (after.parameter_count, after.vocabulary_size) == (before.parameter_count, before.vocabulary_size)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(StoreError, match="the disk is full, or .*missing is not writable"):
+    with pytest.raises(StoreError, match=r"the disk is full, or .*missing is not writable"):
         quantize(smollm2_path, tmp_path / "missing" / "out.gguf", "Q4_0", threads=2)
