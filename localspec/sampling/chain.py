@@ -20,6 +20,8 @@ from localspec.sampling.params import SamplingParams, Stage
 
 __all__ = ["RecentTokens", "law", "make_law"]
 
+_MANY = 8192  # survivors: beyond, a dense law with zeros is cheaper to draw from
+_IMPOSSIBLE = 1e4  # a surprise whose weight is 0, and which times 0 is 0
 _BLOCK = 512  # entries summed at once where a cumulative sum over all of them would be slow
 
 
@@ -79,7 +81,12 @@ def _shaped(row: Floats, top: float, params: SamplingParams) -> Law:
     ids, values = _survivors(row, params)
     if params.greedy:
         return SparseLaw.point(int(ids[values.argmax()]))
-    return SparseLaw.of(ids, np.exp((values - values.max()) / temperature))
+    weights = np.exp((values - values.max()) / temperature)
+    if len(ids) <= _MANY:
+        return SparseLaw.of(ids, weights)
+    dense: Floats = np.zeros_like(row)
+    dense[ids] = weights
+    return DenseLaw.of(dense)
 
 
 def law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()) -> NDArray[np.float64]:
@@ -182,21 +189,27 @@ def _top_p(values: Floats, params: SamplingParams) -> Ids:
     # Were all below this floor, they would not reach 1 − top_p together: the cut is above it. Half, for rounding.
     ids = np.flatnonzero(weights >= 0.5 * (1 - params.top_p) * total / len(weights))
     weights = weights[ids]
-    count = _reaching(np.sort(weights)[::-1], params.top_p * total) + 1
-    return ids[_lowest(-weights, count)]
+    ordered = np.sort(weights)[::-1]
+    last = _reaching(ordered, params.top_p * total)
+    return ids[_chosen(weights > ordered[last], weights == ordered[last], last + 1)]
 
 
 def _typical_p(values: Floats, params: SamplingParams) -> Ids:
-    ids = np.flatnonzero(values > -np.inf)
-    values = values[ids].astype(np.float64)
-    weights = np.exp(values - values.max())
-    weights /= weights.sum()
-    surprise = -np.log(weights, where=weights > 0, out=np.full(len(ids), -np.inf))
-    entropy = float(weights @ np.maximum(surprise, 0.0))
-    distance = np.abs(surprise - entropy)
-    order = np.argsort(distance, kind="stable")
-    count = int(np.searchsorted(np.cumsum(weights[order]), params.typical_p, side="right")) + 1
-    return ids[np.sort(order[:count])]
+    surprise = values.max() - values  # −log p, up to the logarithm of the total
+    weights = np.exp(-surprise)
+    total = float(weights.sum())
+    surprise += surprise.dtype.type(math.log(total))
+    entropy = float(weights @ np.minimum(surprise, _IMPOSSIBLE)) / total
+    # Tokens more surprising than this do not reach 1 − typical_p together. The others are no farther from the
+    # entropy than it is, or than a certain token is, and suffice; what is farther is not among the kept.
+    enough = math.log(len(values) / (1 - params.typical_p))
+    ids = np.flatnonzero(surprise <= entropy + max(abs(enough - entropy), entropy) + 1.0)
+    distance = np.abs(surprise[ids] - entropy)
+    order = np.argsort(distance)
+    reached = np.cumsum(weights[ids[order]], dtype=np.float64)
+    last = min(int(np.searchsorted(reached, params.typical_p * total, side="right")), len(ids) - 1)
+    limit = distance[order[last]]
+    return ids[_chosen(distance < limit, distance == limit, last + 1)]
 
 
 _CUTS: Mapping[Stage, Callable[[Floats, SamplingParams], Ids]] = {
@@ -221,15 +234,11 @@ def _top_ids(values: Floats, k: int) -> Ids:
     return ids[np.argsort(-values[ids], kind="stable")[:k]]
 
 
-def _lowest(keys: Floats, count: int) -> Ids:
-    """Return where the ``count`` lowest keys stand, the first among equals, ascending."""
-    if count >= len(keys):
-        return np.arange(len(keys))
-    limit = np.partition(keys, count - 1)[count - 1]
-    chosen = keys < limit
-    equals = np.flatnonzero(keys == limit)[: count - np.count_nonzero(chosen)]
-    chosen[equals] = True
-    return np.flatnonzero(chosen)
+def _chosen(inside: NDArray[np.bool_], at_the_edge: NDArray[np.bool_], count: int) -> Ids:
+    """Return where ``inside`` holds, and the first places at the edge that make it ``count``; ascending."""
+    equals = np.flatnonzero(at_the_edge)
+    inside[equals[: count - np.count_nonzero(inside)]] = True
+    return np.flatnonzero(inside)
 
 
 def _reaching(weights: Floats, wanted: float) -> int:

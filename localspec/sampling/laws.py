@@ -70,17 +70,23 @@ class DenseLaw:
         """Return the token x with the least E(x)/p(x), the lowest id among equals: a draw by shared noise."""
         size = len(self.weights)
         heaviest = np.maximum.reduceat(self.weights, starts(size, GROUP)).astype(np.float64)
+        least, owners = noise.least(np.arange(len(heaviest)))
         with np.errstate(divide="ignore"):
-            # No token of a group arrives before its least noise over its largest weight.
-            bounds = noise.least(np.arange(len(heaviest)))[0] / heaviest
-            best = np.array([bounds.argmin()])
-            ids, times = self._arrivals(noise, np.flatnonzero(bounds <= self._arrivals(noise, best)[1].min()))
-        return int(ids[times.argmin()])
+            # The winner is no later than any token tried: those with the least noise, and those around the heaviest.
+            ids, weights = self._members(np.array([heaviest.argmax()]))
+            soonest = (noise.at(ids) / weights).min()
+            owners[-1] = min(owners[-1], size - 1)
+            soonest = min(soonest, (noise.at(owners) / self.weights[owners]).min())
+            # No token of a group arrives before the group's least noise over the largest weight in it.
+            ids, weights = self._members(np.flatnonzero(least / heaviest <= soonest))
+            able = np.flatnonzero(least[ids // GROUP] / weights <= soonest)
+            ids, weights = ids[able], weights[able]
+            return int(ids[(noise.at(ids) / weights).argmin()])
 
-    def _arrivals(self, noise: PositionNoise, groups: Ids) -> tuple[Ids, NDArray[np.float64]]:
+    def _members(self, groups: Ids) -> tuple[Ids, NDArray[np.float64]]:
         ids = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
         ids = ids[ids < len(self.weights)]
-        return ids, noise.at(ids) / self.weights[ids]
+        return ids, self.weights[ids].astype(np.float64)
 
     def dense(self, size: int) -> NDArray[np.float64]:
         """Return the probabilities as float64 [size]."""
