@@ -33,16 +33,17 @@ class RecentTokens:
         history: all emitted tokens.
     """
 
-    __slots__ = ("_kept", "_last_n")
+    __slots__ = ("_kept",)
 
     def __init__(self, params: SamplingParams, history: Sequence[int]) -> None:
-        self._last_n = params.penalty_last_n
-        first = 0 if self._last_n is None else max(0, len(history) - self._last_n)
-        self._kept = np.array(history[first:] if params.penalises else (), dtype=np.int64)
+        first = 0 if params.penalty_last_n is None else max(0, len(history) - params.penalty_last_n)
+        self._kept = np.array(history[first:], dtype=np.int64) if params.penalises else None
 
     def then(self, drafted: Sequence[int]) -> Ids:
         """Return what ``make_law`` needs of the history, ``drafted`` tokens being the last of it."""
-        return np.concatenate([self._kept, np.array(drafted, dtype=np.int64)]) if self._kept.size else self._kept
+        if self._kept is None:
+            return np.empty(0, np.int64)
+        return np.concatenate([self._kept, np.array(drafted, dtype=np.int64)])
 
 
 def make_law(logits: Floats, params: SamplingParams, history: Sequence[int] | Ids = ()) -> Law:
