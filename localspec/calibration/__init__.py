@@ -1,0 +1,1 @@
+"""What speculation costs and gains on this machine with this pair: measured, never guessed."""
