@@ -293,9 +293,7 @@ def _score(draft: Context, writing: _Writing, params: SamplingParams, vocabulary
         confidence[i] = draft_confidence(row, q, params)
         rescaled[:, i] = [_overlap(p, make_law(row, scaled, history)) for scaled in scaled_params]
     transcript = Transcript(p_y, q_y)
-    return Observation(
-        writing.kind, writing.number, params.temperature, transcript, overlap, confidence, rescaled
-    )
+    return Observation(writing.kind, writing.number, params.temperature, transcript, overlap, confidence, rescaled)
 
 
 def _overlap(p: Law, q: Law) -> float:

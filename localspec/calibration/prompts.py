@@ -65,8 +65,8 @@ def read_prompts(path: Path) -> tuple[CalibrationPrompt, ...]:
     different = tuple(dict.fromkeys(prompts))
     if len(different) < 2:
         raise PromptError(
-            f"{path} holds {len(different)} different prompt{'s' * (len(different) != 1)}; agreement needs at least 2,"
-            " and ten or more for a useful interval. Separate them by blank lines, or give one JSON object a line"
+            f"{path} holds {len(different)} different prompt{'s' * (len(different) != 1)}; agreement needs 2 or more,"
+            " and ten for a useful interval. Separate them by blank lines, or give one JSON object a line"
         )
     return different
 
