@@ -4,15 +4,98 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from localspec.acceptance import Interval
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["save_speedups"]
+__all__ = ["Curve", "Panel", "save_panels", "save_speedups"]
+
+_PANEL_INCHES = (5.6, 3.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line, or a set of points.
+
+    Attributes:
+        label: in the legend.
+        x: positions.
+        y: as many values.
+        band: an interval around each value.
+        style: "line" with a mark at every value, "dashed" without marks, or "points" alone.
+        colour: number in the palette; the same number is the same colour in every panel; None is grey.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    band: Sequence[Interval] | None = None
+    style: Literal["line", "dashed", "points"] = "line"
+    colour: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One diagram of a picture.
+
+    Attributes:
+        title: above it.
+        x_label: below it.
+        y_label: beside it.
+        curves: at least one.
+        baseline: a value to compare with, drawn across.
+        from_zero: whether the vertical axis begins at 0.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    baseline: float | None = None
+    from_zero: bool = False
+
+
+def save_panels(path: Path, panels: Sequence[Panel], *, title: str) -> None:
+    """Write a picture of several diagrams, two in a row; errors as ``save_speedups``."""
+    figure = _new_figure(path)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure.set_size_inches(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.4)
+    figure.suptitle(title, fontsize="medium")
+    for number, panel in enumerate(panels, 1):
+        _draw(figure.add_subplot(rows, columns, number), panel)
+    _write(figure, path)
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    if panel.baseline is not None:
+        axes.axhline(panel.baseline, color="0.6", linewidth=1, linestyle="--")
+    for curve in panel.curves:
+        colour = "0.3" if curve.colour is None else f"C{curve.colour % 10}"
+        line = {"line": "-", "dashed": "--", "points": ""}[curve.style]
+        marker = {"line": "o", "dashed": "", "points": "D"}[curve.style]
+        size, edge = (7, "black") if curve.style == "points" else (4, colour)
+        axes.plot(
+            curve.x, curve.y, color=colour, linestyle=line, marker=marker, markersize=size, markeredgecolor=edge,
+            label=curve.label,
+        )  # fmt: skip
+        if curve.band is not None:
+            low, high = [b.low for b in curve.band], [b.high for b in curve.band]
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    if all(float(x).is_integer() for curve in panel.curves for x in curve.x):
+        axes.locator_params(axis="x", integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
 
 
 def save_speedups(path: Path, speedups: Sequence[float], *, title: str) -> None:
