@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from localspec.theory import speedup_from_tokens
 __all__ = ["Choice", "Findings", "MeasuredSpeed", "choose", "render", "save_picture", "verdict"]
 
 _BAR_WIDTH = 36
+_WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +171,13 @@ def render(findings: Findings, *, bar: str = "█") -> str:
     """Return the report for a terminal, at most 80 columns wide; ``bar`` is one character to draw bars with."""
     plain = 1 / findings.target_pass_s[0]
     head = [
-        f"target  {findings.target}: {findings.target_pass_s[0] * 1000:.1f} ms a pass over one token,"
-        f" so {plain:.1f} tokens/s without a draft",
-        f"draft   {findings.draft}: {findings.draft_pass_s[0] * 1000:.1f} ms,"
-        f" {findings.cost_ratio:.2f} of a target pass",
+        f"target  {findings.target}: {findings.target_pass_s[0] * 1000:.1f} ms a token,"
+        f" {plain:.1f} tokens/s without a draft",
+        f"draft   {findings.draft}: {findings.draft_pass_s[0] * 1000:.1f} ms a token,"
+        f" {findings.cost_ratio:.2f} of the target's",
     ]
     sections = [head, _costs(findings, bar), _acceptance(findings), _prefixes(findings)]
-    sections += [_speeds(findings), _measured(findings), [verdict(findings)]]
+    sections += [_speeds(findings), _measured(findings), textwrap.wrap(verdict(findings), _WIDTH)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -258,7 +260,7 @@ def _predicted(findings: Findings, point: MeasuredSpeed) -> float | None:
 def save_picture(path: Path, findings: Findings) -> None:
     """Draw costs, acceptance and speeds; raises InvalidOptionError as ``plots.save_panels``."""
     kinds = dict.fromkeys(a.kind for a in findings.agreements)
-    colours = {kind: i for i, kind in enumerate(kinds)}
+    colours = {kind: None if kind == POOLED else i for i, kind in enumerate(kinds)}
     panels = [
         _cost_panel(findings),
         _speed_panel(findings, colours),
@@ -271,12 +273,12 @@ def save_picture(path: Path, findings: Findings) -> None:
 def _cost_panel(findings: Findings) -> Panel:
     curves = [
         Curve(label, range(1, len(seconds) + 1), [1000 * s for s in seconds], colour=colour)
-        for label, seconds, colour in (("target", findings.target_pass_s, 0), ("draft", findings.draft_pass_s, 1))
+        for label, seconds, colour in (("target", findings.target_pass_s, 8), ("draft", findings.draft_pass_s, 9))
     ]
-    return Panel("Cost of a pass", "tokens in the pass", "milliseconds", curves, from_zero=True)
+    return Panel("Cost of a pass", "tokens in the pass", "milliseconds", curves, from_zero=True, own_legend=True)
 
 
-def _speed_panel(findings: Findings, colours: dict[str, int]) -> Panel:
+def _speed_panel(findings: Findings, colours: Mapping[str, int | None]) -> Panel:
     curves = []
     for agreement in findings.at_temperature():
         speedups = findings.speedups(agreement.under(findings.rule).tokens_per_step)
@@ -288,26 +290,25 @@ def _speed_panel(findings: Findings, colours: dict[str, int]) -> Panel:
         points = [m for m in findings.measured if (m.kind, m.temperature) == (kind, findings.temperature)]
         if points:
             x, y = [m.num_draft_tokens for m in points], [m.speedup for m in points]
-            curves.append(Curve(f"{kind}, measured", x, y, style="points", colour=colours[kind]))
+            curves.append(Curve("measured", x, y, style="points", colour=colours[kind]))
     title = f"Predicted speed at temperature {findings.temperature:g}"
     return Panel(title, "tokens drafted per step", "relative to plain decoding", curves, baseline=1.0)
 
 
-def _position_panel(findings: Findings, colours: dict[str, int]) -> Panel:
+def _position_panel(findings: Findings, colours: Mapping[str, int | None]) -> Panel:
     curves = []
     for agreement in findings.at_temperature():
         prefixes = agreement.under(findings.rule).accepted_prefix
         curves.append(Curve(agreement.kind, range(len(prefixes)), prefixes, colour=colours[agreement.kind]))
         if agreement.kind == POOLED:
             textbook = [agreement.acceptance_rate**i for i in range(len(prefixes))]
-            curves.append(
-                Curve("all, if positions\nwere alike", range(len(prefixes)), textbook, style="dashed", colour=None)
-            )
+            label = "all, by the textbook"
+            curves.append(Curve(label, range(len(prefixes)), textbook, style="dashed", colour=None))
     title = f"Accepted together at temperature {findings.temperature:g}"
     return Panel(title, "first drafted tokens", "chance that all are accepted", curves, from_zero=True)
 
 
-def _temperature_panel(findings: Findings, colours: dict[str, int]) -> Panel:
+def _temperature_panel(findings: Findings, colours: Mapping[str, int | None]) -> Panel:
     curves = []
     for kind, colour in colours.items():
         chosen = sorted((a for a in findings.agreements if a.kind == kind), key=lambda a: a.temperature)
@@ -321,7 +322,8 @@ def _temperature_panel(findings: Findings, colours: dict[str, int]) -> Panel:
                 colour=colour,
             )
         )
-    return Panel("Acceptance by temperature", "temperature", "chance that a drafted token is accepted", curves)
+    ticks = sorted({a.temperature for a in findings.agreements})
+    return Panel("Acceptance by temperature", "temperature", "chance of acceptance", curves, ticks=ticks)
 
 
 def _row(values: Iterable[float], form: str) -> str:
