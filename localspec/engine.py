@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
 from localspec.drafters import Draft, Drafter, DraftRequest, read_ahead
-from localspec.errors import ContextOverflowError, InvalidOptionError
+from localspec.errors import ContextOverflowError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
 from localspec.policy import StepOutcome
 from localspec.sampling import Law, SamplingParams, StepNoise, Stream, make_law, verify_laws
@@ -49,8 +49,10 @@ class Engine:
 
         Raises:
             ContextOverflowError: the prompt leaves no room for a token.
-            InvalidOptionError: the prompt is empty, or max_tokens is below 1.
+            InvalidOptionError: the prompt is empty, max_tokens is below 1, or there is no such sequence.
         """
+        if not 0 <= sequence < self.target.num_sequences:
+            raise InvalidOptionError(f"sequence is {sequence}; use one from 0 to {self.target.num_sequences - 1}")
         prompt = list(request.prompt)
         if not prompt:
             raise InvalidOptionError("the prompt is empty; give at least one token")
@@ -63,14 +65,24 @@ class Engine:
             )
         # A history's last token is never in the caches, and the prompt's last is read again for its logits.
         pairs = zip(self._held.get(sequence, [])[:-1], prompt[:-1], strict=False)
-        self._forget(sequence, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        try:
+            self._forget(sequence, shared)
+        except RollbackError:
+            self._forget(sequence, 0)  # what cannot be cut can still be emptied, and plain decoding needs no more
         generation = Generation(sequence, request, prompt)
         generation.stats.reused_tokens = self.target.length(sequence)
         self._held[sequence] = generation.history
         return generation
 
     def step(self, generations: Sequence[Generation]) -> list[Step]:
-        """Advance every generation, none of them finished, by one step."""
+        """Advance every generation, none of them finished, by one step.
+
+        Raises:
+            EvaluationError: a pass failed; the same step can be tried again.
+            RollbackError: a cache cannot forget what was drafted.
+            InvalidOptionError: the sequence of a generation has been given to a later one.
+        """
         started = perf_counter()
         for g in generations:
             if self._held.get(g.sequence) is not g.history:
@@ -171,17 +183,19 @@ class Engine:
 
     def _emit(self, g: Generation, tokens: list[int]) -> list[int]:
         for i, token in enumerate(tokens):
-            g.history.append(token)
             num_emitted = g.stats.tokens + i + 1
             watched = g.request.watch is not None and g.request.watch(token)
             if self._ends_generation(token) or watched:
                 g.finish_reason = "stop"
             elif num_emitted == g.request.max_tokens:
                 g.finish_reason = "length"
-            elif len(g.history) == self.target.capacity:
+            elif len(g.history) + i + 1 == self.target.capacity:
                 g.finish_reason = "context"
             if g.finish_reason:
-                return tokens[: i + 1]
+                tokens = tokens[: i + 1]
+                break
+        # Only now, so that a watcher that raises leaves history and statistics in agreement.
+        g.history += tokens
         return tokens
 
     def _forget(self, sequence: int, length: int) -> None:

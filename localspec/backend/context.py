@@ -75,7 +75,8 @@ def can_roll_back(context: Context, tokens: Sequence[int]) -> bool:
 
     Recurrent states and sliding windows may refuse, or accept and be wrong; so it is tried, on three ``tokens``
     in sequence 0, which must be empty and is left empty. The logits of two passes over the same prefix differ by
-    kernel noise, a few thousandths of their spread; a state that was not rolled back differs by about the spread.
+    kernel noise, measured up to a fifth of their standard deviation; after other tokens they differ by twice that
+    deviation and more.
     """
     first, second, other = tokens
     try:
@@ -85,7 +86,7 @@ def can_roll_back(context: Context, tokens: Sequence[int]) -> bool:
         context.truncate(0, 1)
         again = context.decode([Span(0, [second], 1)])[0]
         difference = float(np.abs(again - fresh).max())
-        return difference <= 0.25 * float(fresh.std())
+        return difference <= 0.5 * float(fresh.std())
     except RollbackError:
         return False
     finally:

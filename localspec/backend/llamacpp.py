@@ -94,8 +94,8 @@ class LlamaModel:
         trimmer.trim(last=True)
         self.path = path
         self._pointer = pointer
-        self.vocabulary = Vocabulary(native.llama_model_get_vocab(pointer))
         self.close = weakref.finalize(self, native.llama_model_free, pointer)
+        self.vocabulary = Vocabulary(native.llama_model_get_vocab(pointer), model=self.close)
 
     @property
     def pointer(self) -> Any:
@@ -113,20 +113,32 @@ class LlamaModel:
 class Vocabulary:
     """Text to ids and back.
 
+    Args:
+        pointer: the native handle, which lives as long as the model.
+        model: the model's finalizer, which tells whether it lives; the model itself would be a cycle.
+
     Attributes:
         size: number of ids.
         bos: the beginning-of-sequence id, if there is one.
         adds_bos: whether the model wants it in front of every text.
     """
 
-    def __init__(self, pointer: Any) -> None:
+    def __init__(self, pointer: Any, *, model: weakref.finalize[..., Any]) -> None:
         self._pointer = pointer
+        self._model = model
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self.size = int(native.llama_vocab_n_tokens(pointer))
         bos = int(native.llama_vocab_bos(pointer))
         self.bos = bos if bos >= 0 else None
         self.adds_bos = bool(native.llama_vocab_get_add_bos(pointer)) and self.bos is not None
+
+    @property
+    def pointer(self) -> Any:
+        """The native handle."""
+        if not self._model.alive:
+            raise InvalidOptionError("the model of this vocabulary was closed; load it again")
+        return self._pointer
 
     def tokenize(self, text: str, *, control: bool = False) -> list[int]:
         """Return the ids of ``text``, without BOS.
@@ -148,7 +160,7 @@ class Vocabulary:
         room = len(raw) + 16
         while True:
             buffer = (native.llama_token * room)()
-            count = native.llama_tokenize(self._pointer, raw, len(raw), buffer, room, False, control)
+            count = native.llama_tokenize(self.pointer, raw, len(raw), buffer, room, False, control)
             if count >= 0:
                 return buffer[:count]
             room = -count
@@ -164,10 +176,11 @@ class Vocabulary:
         return self._read_piece(token, special=True).decode(errors="replace")
 
     def _read_piece(self, token: int, *, special: bool) -> bytes:
+        self._check_id(token)
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = native.llama_token_to_piece(self._pointer, token, buffer, room, 0, special)
+            count = native.llama_token_to_piece(self.pointer, token, buffer, room, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
@@ -175,13 +188,18 @@ class Vocabulary:
     def ends_generation(self, token: int) -> bool:
         """Whether the model declares ``token`` an end of generation."""
         if token not in self._ends:
-            self._ends[token] = bool(native.llama_vocab_is_eog(self._pointer, token))
+            self._check_id(token)
+            self._ends[token] = bool(native.llama_vocab_is_eog(self.pointer, token))
         return self._ends[token]
+
+    def _check_id(self, token: int) -> None:
+        if not 0 <= token < self.size:  # llama.cpp would abort the process
+            raise InvalidOptionError(f"the token id {token} is not in 0..{self.size - 1}")
 
     @functools.cached_property
     def control_tokens(self) -> dict[str, int]:
         """The control tokens by their text."""
-        ids = (i for i in range(self.size) if native.llama_vocab_is_control(self._pointer, i))
+        ids = (i for i in range(self.size) if native.llama_vocab_is_control(self.pointer, i))
         return {self.marker(token): token for token in ids}
 
 
@@ -209,7 +227,8 @@ class LlamaContext:
         threads: int | None = None,
         flash_attention: FlashAttention = "off",
     ) -> None:
-        for name, value in (("context", capacity), ("sequences", num_sequences), ("threads", threads or 1)):
+        given_threads = 1 if threads is None else threads
+        for name, value in (("context", capacity), ("sequences", num_sequences), ("threads", given_threads)):
             if value < 1:
                 raise InvalidOptionError(f"{name} is {value}; use 1 or more")
         self.model = model
@@ -264,6 +283,8 @@ class LlamaContext:
                 raise EvaluationError(
                     f"{start} + {len(span.tokens)} tokens exceed the context of {self.capacity}; use a larger --ctx"
                 )
+            if bad := [token for token in span.tokens if not 0 <= token < self.vocabulary_size]:
+                raise EvaluationError(f"the token id {bad[0]} is not in 0..{self.vocabulary_size - 1}")
         if num_tokens <= self._batch.room:
             self._batch.fill(batch, starts)
             return self._run(num_tokens, sum(span.rows for span in batch))
@@ -303,13 +324,12 @@ class LlamaContext:
             return EvaluationError(f"a pass over {num_tokens} tokens was aborted; the cache is as it was")
         if code == -1:
             return EvaluationError(
-                f"llama.cpp refused a batch of {num_tokens} tokens as invalid: {_last_error()};"
-                f" token ids must lie in 0..{self.vocabulary_size - 1}"
+                f"llama.cpp refused a batch of {num_tokens} tokens: {_last_error()}; run with -v for its log"
             )
         return EvaluationError(f"llama.cpp failed with code {code}: {_last_error()}; run with -v for its log")
 
     def _check_open(self) -> None:
-        if not self.close.alive:
+        if not (self.close.alive and self.model.close.alive):
             raise InvalidOptionError(f"the context of {self.model.path.name} was closed; load the pair again")
 
 

@@ -147,12 +147,14 @@ def make_law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()
         )
     if params.greedy:
         return SparseLaw.point(int(logits.argmax()))
-    if not params.truncates:
-        weights: Floats = logits - logits.dtype.type(top)
-        np.multiply(weights, logits.dtype.type(1.0 / params.temperature), out=weights)
-        return DenseLaw.of(np.exp(weights, out=weights))
-    ids, values = _truncate(logits, top, params)
-    return SparseLaw.of(ids, np.exp((values - top) / params.temperature))
+    # Some models mask with the lowest finite number; below it lies −inf, which is as good.
+    with np.errstate(over="ignore"):
+        if not params.truncates:
+            weights: Floats = logits - logits.dtype.type(top)
+            np.multiply(weights, logits.dtype.type(1.0 / params.temperature), out=weights)
+            return DenseLaw.of(np.exp(weights, out=weights))
+        ids, values = _truncate(logits, top, params)
+        return SparseLaw.of(ids, np.exp((values - top) / params.temperature))
 
 
 def law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()) -> NDArray[np.float64]:
