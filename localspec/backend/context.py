@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from localspec.errors import RollbackError
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:  # what only reads headers does without numpy
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Context", "Span", "can_roll_back"]
+__all__ = ["Context", "FlashAttention", "Span", "can_roll_back"]
+
+FlashAttention = Literal["auto", "on", "off"]
+"""Which attention kernel; "auto" leaves the choice to llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,14 @@ class Span:
         tokens: ids, appended after the ``length(sequence)`` tokens already there.
         rows: how many of the last tokens get a row of logits; 0 for none. A row costs a product with the whole
             output head, so ask for no more than needed.
+        padding: how many tokens at the end only fill the pass up; the rows are those of the tokens before them.
+            They enter the cache like any others, and who asked for them takes them out again.
     """
 
     sequence: int
     tokens: Sequence[int]
     rows: int
+    padding: int = 0
 
 
 class Context(Protocol):
