@@ -10,7 +10,7 @@ decision. Only the guard looks at the clock, because only the clock can show tha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,23 +83,21 @@ class _Average:
 class Guard:
     """Stops speculation that the clock shows to lose, and lets it try again later.
 
-    A few plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. Then
-    every ``window`` speculative steps are compared with what their tokens would have taken plainly.
+    Two plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. From then on
+    every speculative step adds to a debt what it took beyond the plain cost of its tokens, and pays back what it
+    saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck with single steps
+    cancels out, a steady loss does not).
 
     Attributes:
-        margin: how much slower than plain a window may be; within it noise decides nothing.
-        window: speculative steps per comparison.
-        pause_tokens: plain tokens after a loss; doubled after each further one.
+        credit: plain tokens that may be lost before speculation stops.
+        pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
     """
 
-    margin: float = 0.02
-    window: int = 8
-    pause_tokens: int = 128
+    credit: float = 8.0
+    pause_tokens: int = 256
     _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
     _plain_steps: int = 0
-    _steps: int = 0
-    _spent_s: float = 0.0
-    _plain_cost_s: float = 0.0
+    _debt: float = 0.0
     _resting: int = 0
 
     @property
@@ -108,24 +106,19 @@ class Guard:
         return self._plain_steps >= 2 and self._resting <= 0
 
     def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
-        """Take note of a step whose tokens would have cost ``plain_cost_s`` each by the plain curve."""
+        """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
-        if outcome.num_drafted == 0 and outcome.draft_s < 0.1 * outcome.verify_s:
+        if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)
             return
-        self._steps += 1
-        self._spent_s += spent_s
-        self._plain_cost_s += outcome.num_emitted * plain_cost_s * self._plain.value
-        if self._steps < self.window:
-            return
-        if self._spent_s > (1 + self.margin) * self._plain_cost_s:
+        plain_s = plain_cost_s * self._plain.value
+        self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
+        if self._debt > self.credit:
             self._resting = self.pause_tokens
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
-        else:
-            self.pause_tokens = max(128, self.pause_tokens // 2)
-        self._steps, self._spent_s, self._plain_cost_s = 0, 0.0, 0.0
+            self._debt = self.credit / 2  # a second loss is believed sooner
 
 
 class AdaptivePolicy:
@@ -223,9 +216,9 @@ class _Plan:
         self.spent_s += self._table.draft_s
         return True
 
-    def draws(self, confidence: float) -> bool:
+    def draws(self, confidence: Callable[[], float]) -> bool:
         """Whether a token from this law is worth verifying."""
-        acceptance = self._policy.acceptance(confidence)
+        acceptance = self._policy.acceptance(confidence())
         if self._gain(acceptance) <= 0:
             return False
         self.predicted.append(acceptance)
