@@ -246,7 +246,7 @@ class Profile:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProfileError(f"it is not JSON ({error})") from None
         if not isinstance(values, dict) or "version" not in values:
             raise ProfileError("it is not a profile: it lacks a version")
