@@ -9,14 +9,14 @@ decision. Only the guard looks at the clock, because only the clock can show tha
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from localspec.confidence import ConfidenceModel
 from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 
-__all__ = ["AdaptivePolicy", "Confidence", "Costs", "Guard"]
+__all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
 
@@ -35,29 +35,8 @@ class Costs(Protocol):
         """Return seconds of a draft pass over ``num_tokens`` with one row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """What the draft's confidence says about acceptance.
-
-    Attributes:
-        confidences: ascending values of max q.
-        acceptance: Σ min(p, q) expected at each; the step function between.
-        usual: equally likely values of max q, to average over before the law is known.
-    """
-
-    confidences: Sequence[float]
-    acceptance: Sequence[float]
-    usual: Sequence[float]
-
-    def predict(self, confidence: float) -> float:
-        """Return the expected acceptance of a token drawn from a law with this largest probability."""
-        return self.acceptance[max(0, bisect_right(self.confidences, confidence) - 1)]
-
-
-UNCALIBRATED = Confidence(
-    confidences=[i / 20 for i in range(20)],
-    acceptance=[0.35 + 0.6 * (i / 20) for i in range(20)],
-    usual=[0.25, 0.4, 0.55, 0.7, 0.85, 0.95, 0.99],
+UNCALIBRATED = ConfidenceModel(
+    thresholds=(0.0, 1.0), acceptance=(0.35, 0.97), typical=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.96)
 )
 """A draft of the target's own family, roughly; corrected by what is seen."""
 
@@ -133,7 +112,7 @@ class AdaptivePolicy:
     """
 
     def __init__(
-        self, costs: Costs, confidence: Confidence, *, worthwhile: bool = True, guard: Guard | None = None
+        self, costs: Costs, confidence: ConfidenceModel, *, worthwhile: bool = True, guard: Guard | None = None
     ) -> None:
         self.costs = costs
         self.confidence = confidence
@@ -156,7 +135,12 @@ class AdaptivePolicy:
 
     def acceptance(self, confidence: float) -> float:
         """Return the expected acceptance at this confidence, corrected by what was seen."""
-        return min(1.0, self.confidence.predict(confidence) * self._correction.value)
+        return min(1.0, self.confidence.predict(confidence) * self.correction)
+
+    @property
+    def correction(self) -> float:
+        """How much more is accepted than the model says."""
+        return self._correction.value
 
     def throughput(self, depth: int) -> float:
         """Return tokens per second by the curves, as recent steps reached it; at least plain decoding's."""
@@ -205,7 +189,7 @@ class _Plan:
         self._table = table
         self._chance = 1.0
         self._price = policy.throughput(table.depth)
-        self._usual = [policy.acceptance(c) for c in policy.confidence.usual]
+        self._usual = [min(1.0, b * policy.correction) for b in policy.confidence.typical]
         self._mean = sum(self._usual) / len(self._usual)
 
     def runs(self) -> bool:

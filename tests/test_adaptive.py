@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from localspec.adaptive import AdaptivePolicy, Confidence
+from localspec.adaptive import AdaptivePolicy
+from localspec.confidence import ConfidenceModel
 from localspec.policy import FixedPolicy, Policy, StepOutcome
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4]
@@ -37,10 +38,9 @@ class Costs:
         return self.draft * num_tokens
 
 
-def confidence_model(values: Sequence[float]) -> Confidence:
+def confidence_model(values: Sequence[float]) -> ConfidenceModel:
     """Acceptance equals confidence, and these values are usual."""
-    grid = [i / 50 for i in range(51)]
-    return Confidence(grid, grid, sorted(values))
+    return ConfidenceModel((0.0, 1.0), (0.0, 1.0), tuple(sorted(values)))
 
 
 Text = Callable[[random.Random], float]
