@@ -33,7 +33,7 @@ class ConfidenceModel:
             )
         for name, values in (("thresholds", self.thresholds), ("acceptance", self.acceptance)):
             if not all(0 <= value <= 1 for value in values) or list(values) != sorted(values):
-                raise InvalidOptionError(f"the {name} of a confidence model is {values}; it must ascend within 0 to 1")
+                raise InvalidOptionError(f"{name} of a confidence model is {values}; it must ascend within 0 to 1")
 
     def predict(self, confidence: float) -> float:
         """Return the chance that a token drawn from a law this confident will be accepted."""

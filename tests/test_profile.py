@@ -163,7 +163,10 @@ Change = Callable[[dict[str, Any]], object]
         ),
         (lambda v: v["target_plan"]["passes"].append([1]), "profile.target_plan: 4 tokens cannot be evaluated"),
         (lambda v: v["agreement"][0]["token"].pop(), r"profile.agreement\[0\]: code has 2 and 3"),
-        (lambda v: v["confidence"][0]["model"].update(acceptance=[0.9, 0.6, 0.2]), r"profile.confidence\[0\].model: "),
+        (
+            lambda v: v["confidence"][0]["model"].update(acceptance=[0.9, 0.6, 0.2]),
+            r"confidence\[0\].model: ",
+        ),
     ],
 )
 def test_damage_is_named_in_one_line(tmp_path: Path, change: Change, words: str) -> None:
