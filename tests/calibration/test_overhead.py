@@ -37,14 +37,16 @@ def test_time_inside_passes_is_not_counted() -> None:
     assert target.length(0) == draft.length(0) == 0
 
 
-def test_a_step_and_each_drafted_token_have_their_own_cost() -> None:
+@pytest.mark.parametrize("num_steps", [1, 12])
+def test_a_step_and_each_drafted_token_have_their_own_cost(num_steps: int) -> None:
     clock, target, draft = pair()
     target.truncate_s = 2.0  # once a step
     draft.truncate_s = 1.0  # once a step
-    cost = measure_sampler(target, draft, prompt=[1, 2, 3], params=PARAMS, clock=clock)
+    options = {"prompt": [1, 2, 3], "params": PARAMS, "num_steps": num_steps, "clock": clock}
+    cost = measure_sampler(target, draft, **options)
     assert (cost.plain_s, cost.step_s, cost.draft_s) == pytest.approx((3, 3, 0), abs=1e-9)
     draft.length_s = 0.5  # once for every drafted token, once before drafting, and once in every truncation
-    cost = measure_sampler(target, draft, prompt=[1, 2, 3], params=PARAMS, clock=clock)
+    cost = measure_sampler(target, draft, **options)
     assert (cost.plain_s, cost.step_s, cost.draft_s) == pytest.approx((3.5, 4, 0.5), abs=1e-9)
 
 
