@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from localspec.confidence import ConfidenceModel
 from localspec.curves import CostCurve, CostCurves, PassCost
 from localspec.errors import InvalidOptionError, ProfileError, StoreError
 from localspec.plans import EvaluationPlan
 from localspec.profile import (
-    ConfidenceModel,
+    ConfidenceAt,
     Estimate,
     KindAgreement,
     Profile,
@@ -62,7 +63,7 @@ def profile(key: ProfileKey = KEY) -> Profile:
                 accepted_prefix=(1.0, 0.8, 0.6),
             ),
         ),
-        confidence=(ConfidenceModel(0.7, (0.1, 0.5, 1.0), (0.2, 0.6, 0.9)),),
+        confidence=(ConfidenceAt(0.7, ConfidenceModel((0.1, 0.5, 1.0), (0.2, 0.6, 0.9), (0.3, 0.8))),),
         draft_temperature=None,
         plain_tokens_per_s=32.5,
         verdicts=(Verdict("code", 0.7, 1, (1.0, 1.2, 1.1)),),
@@ -164,7 +165,10 @@ Change = Callable[[dict[str, Any]], object]
         ),
         (lambda v: v["target_plan"]["passes"].append([1]), "profile.target_plan: 4 tokens cannot be evaluated"),
         (lambda v: v["agreement"][0]["token"].pop(), r"profile.agreement\[0\]: code has 2 and 3"),
-        (lambda v: v["confidence"][0].update(acceptance=[0.9, 0.6, 0.2]), r"profile.confidence\[0\]: "),
+        (
+            lambda v: v["confidence"][0]["model"].update(acceptance=[0.9, 0.6, 0.2]),
+            r"confidence\[0\].model: ",
+        ),
     ],
 )
 def test_damage_is_named_in_one_line(tmp_path: Path, change: Change, words: str) -> None:
@@ -201,10 +205,10 @@ def test_a_number_that_is_none_is_not_written() -> None:
 
 
 def test_confidence_is_on_lines_between_thresholds() -> None:
-    model = ConfidenceModel(0.7, (0.1, 0.5, 1.0), (0.2, 0.6, 0.9))
-    assert [model(x) for x in (0.0, 0.1, 0.5, 1.0, 1.5)] == [0.2, 0.2, 0.6, 0.9, 0.9]
-    assert model(0.3) == pytest.approx(0.4)
-    assert model(0.75) == pytest.approx(0.75)
+    model = ConfidenceModel((0.1, 0.5, 1.0), (0.2, 0.6, 0.9), (0.5,))
+    assert [model.predict(x) for x in (0.0, 0.1, 0.5, 1.0, 1.5)] == [0.2, 0.2, 0.6, 0.9, 0.9]
+    assert model.predict(0.3) == pytest.approx(0.4)
+    assert model.predict(0.75) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_confidence_is_on_lines_between_thresholds() -> None:
 )
 def test_confidence_models_that_do_not_rise_are_refused(thresholds: Any, acceptance: Any) -> None:
     with pytest.raises(InvalidOptionError, match="confidence model"):
-        ConfidenceModel(0.7, thresholds, acceptance)
+        ConfidenceModel(thresholds, acceptance, (0.5,))
 
 
 def test_tokens_per_step_are_those_of_the_rule() -> None:
