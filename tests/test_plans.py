@@ -186,6 +186,16 @@ def test_padding_is_left_out_where_the_cache_has_no_room_for_it() -> None:
     assert context.spans == [Span(0, [1, 2, 3], 3)]
 
 
+@pytest.mark.parametrize("length", [0, 2, 3, 4, 99])
+def test_forgetting_takes_the_padding_along(length: int) -> None:
+    context = FakeContext(MODEL)
+    planned = PlannedContext(context, PLAN)
+    planned.decode([Span(0, [1, 2, 3], 1)])
+    planned.truncate(0, length)
+    assert context.held[0] == [1, 2, 3][:length]
+    assert planned.length(0) == min(length, 3)
+
+
 def test_padding_of_one_sequence_is_gone_before_a_pass_over_several() -> None:
     context = FakeContext(MODEL, num_sequences=2)
     planned = PlannedContext(context, PLAN)

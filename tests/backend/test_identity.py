@@ -35,6 +35,22 @@ def test_a_change_in_the_header_or_in_a_sample_is_seen(file: Path, at: int) -> N
     assert file_fingerprint(file) != before
 
 
+def test_a_single_byte_of_the_metadata_counts(file: Path) -> None:
+    before = file_fingerprint(file)
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 1  # between two samples
+    file.write_bytes(data)
+    assert file_fingerprint(file) != before
+
+
+def test_the_size_counts(file: Path) -> None:
+    prints = set()
+    for size in (2 << 20, 3 << 20):
+        file.write_bytes(bytes(size))
+        prints.add(file_fingerprint(file))
+    assert len(prints) == 2
+
+
 def test_a_cut_file_is_another_one(file: Path) -> None:
     before = file_fingerprint(file)
     os.truncate(file, (3 << 20) - 1)

@@ -41,7 +41,7 @@ def test_the_median_stands_a_disturbed_machine() -> None:
     (curves,) = measure_costs([PassLoad(context, (1, 4), every)], depths=(10,), budget_s=30, clock=clock).curves
     for point in curves.curves[0].points:
         truth = linear(point.num_tokens, 10, 1)
-        assert truth < point.seconds < 1.05 * truth
+        assert truth < point.seconds < 1.04 * truth
         assert 0 < point.spread_s < 0.02 * truth
 
 
@@ -125,7 +125,7 @@ def test_an_interrupt_keeps_the_depths_that_are_complete() -> None:
     whole = measure_costs([PassLoad(context, (1, 2), every)], depths=(8, 64), budget_s=1e6, clock=clock)
     passes = context.passes
     context = TimedContext(clock, linear)
-    context.failure = Failure(passes - 1, KeyboardInterrupt(), "all")
+    context.failure = Failure(passes - 20, KeyboardInterrupt(), "all")
     cut = measure_costs([PassLoad(context, (1, 2), every)], depths=(8, 64), budget_s=1e6, clock=clock)
     assert not whole.interrupted
     assert cut.interrupted
@@ -171,11 +171,25 @@ def choose(given: dict[str, list[TimedContext]], clock: FakeClock, threads: tupl
     return costs[0].setting
 
 
-def test_the_faster_kernel_and_number_of_threads_are_chosen() -> None:
+@pytest.mark.parametrize("fastest", [4, 2, 1])
+def test_the_faster_kernel_and_number_of_threads_are_chosen(fastest: int) -> None:
     clock = FakeClock()
-    given = contexts(clock, on=0.8, threads={4: 1.0, 2: 0.7, 1: 1.5})
-    assert choose(given, clock, (4, 2, 1)) == Setting(2, "on")
-    assert given["on"][0].threads == 2
+    given = contexts(clock, on=0.8, threads={fastest: 0.7})
+    assert choose(given, clock, (4, 2, 1)) == Setting(fastest, "on")
+    assert given["on"][0].threads == fastest
+
+
+def test_settings_are_visited_in_changing_order() -> None:
+    clock = FakeClock()
+    visited: list[int] = []
+
+    def seconds(num_tokens: int, depth: int, threads: int) -> float:
+        if visited[-1:] != [threads]:
+            visited.append(threads)
+        return 0.01 * (1 + clock.now % 3)
+
+    choose({"off": [TimedContext(clock, seconds)]}, clock, (3, 2, 1))
+    assert visited[1:] != (visited[:3] * len(visited))[1 : len(visited)]
 
 
 def test_the_default_stays_where_the_gain_is_small() -> None:
