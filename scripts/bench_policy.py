@@ -3,8 +3,8 @@
     python scripts/bench_policy.py            writes benchmarks/policy.json
 
 Both pairs are calibrated first (in processes of their own, at temperature 0.7), so that the profiles are those of
-this run. In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take turns;
-trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
+this run. In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take
+turns; trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
 """
 
 from __future__ import annotations

@@ -164,6 +164,7 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
     from tqdm import tqdm
 
     on_terminal = sys.stderr.isatty()
+    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
     with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
 
         def report(phase: str, share: float) -> None:
