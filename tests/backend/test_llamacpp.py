@@ -290,6 +290,25 @@ def test_rows_of_a_pass_are_those_of_single_tokens(context: LlamaContext, text: 
 
 
 @pytest.mark.model
+def test_padding_fills_a_pass_and_gets_no_rows(context: LlamaContext, text: list[int]) -> None:
+    expected = one_at_a_time(context, text[:6])
+    filled = [*text[:6], 0, 0]
+    rows = context.decode([Span(1, text[:4], 1), Span(0, filled, 3, 2)])
+    assert context.length(0) == 8
+    assert close(rows, expected[[3, 3, 4, 5]])
+
+
+@pytest.mark.model
+def test_padding_of_a_long_span(context: LlamaContext, text: list[int], long_rows: NDArray[np.float32]) -> None:
+    """Passes end inside the rows, and inside the padding."""
+    for padding in (10, context.chunk):
+        rows = context.decode([Span(0, [*text[:LONG], *[0] * padding], 40, padding)])
+        assert context.length(0) == LONG + padding
+        assert close(rows, long_rows[-40:])
+        context.truncate(0, 0)
+
+
+@pytest.mark.model
 def test_sequences_in_one_pass_do_not_see_each_other(context: LlamaContext, text: list[int]) -> None:
     pieces = [text[:7], text[20:23], text[50:61]]
     single = [one_at_a_time(context, piece, sequence) for sequence, piece in enumerate(pieces)]
