@@ -246,7 +246,7 @@ def smollm2(smollm2_path: Path) -> LlamaModel:
 
 @pytest.fixture(scope="module")
 def shared(smollm2: LlamaModel) -> LlamaContext:
-    return LlamaContext(smollm2, capacity=512, num_sequences=3)
+    return LlamaContext(smollm2, capacity=512, num_sequences=3, threads=1)
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def test_smollm2_can_roll_back(context: LlamaContext) -> None:
 
 @pytest.mark.model
 def test_capacity_is_that_of_each_sequence(smollm2: LlamaModel, text: list[int]) -> None:
-    context = LlamaContext(smollm2, capacity=40, num_sequences=3)
+    context = LlamaContext(smollm2, capacity=40, num_sequences=3, threads=1)
     for sequence in range(3):
         context.decode([Span(sequence, text[:40], 1)])
     for sequence in range(3):
