@@ -137,7 +137,7 @@ def smollm2(smollm2_path: Path) -> LlamaModel:
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 4, 8])
 def test_a_model_accepts_its_own_drafts(smollm2: LlamaModel, num_draft_tokens: int) -> None:
-    target, draft = (LlamaContext(smollm2, capacity=256) for _ in range(2))
+    target, draft = (LlamaContext(smollm2, capacity=256, threads=1) for _ in range(2))
     for text in (PROSE, LIST):
         prompt = smollm2.vocabulary.tokenize(text)
         plain = run(target, None, prompt, 0, MAX_TOKENS).tokens
@@ -174,7 +174,7 @@ def before_rejections(
 @pytest.mark.parametrize("prompt_length", range(50, 64))
 def test_a_full_context_ends_as_plain_decoding_does(smollm2: LlamaModel, prompt_length: int) -> None:
     """A context of 64, filled to the last token by steps of every size."""
-    target, draft = (LlamaContext(smollm2, capacity=64) for _ in range(2))
+    target, draft = (LlamaContext(smollm2, capacity=64, threads=1) for _ in range(2))
     text = smollm2.vocabulary.tokenize(" ".join(f"Line {i} names {i * i}." for i in range(40)))
     prompt = text[:prompt_length]
     plain = run(target, None, prompt, 0, 1000)
