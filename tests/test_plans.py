@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.backend import Span
@@ -33,6 +33,7 @@ def curves(*tables: dict[int, float], spread_s: float = 0.0) -> CostCurves:
 # The plan
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.integers(1, 6), st.floats(0.1, 10), min_size=1),
     st.integers(1, 6),
@@ -127,6 +128,7 @@ class Recording(FakeContext):
         return super().decode(batch)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(0, 9), st.integers(0, 4))),
     st.integers(8, 20),
