@@ -50,8 +50,8 @@ def policy_table() -> str:
     data = record("policy")
     machine, summary = data["machine"], data["results"]["summary"]
     lines = [
-        f"Measured on {machine['cores']} cores ({machine['cpu']}), {data['settings']['trials']} alternating trials a cell,"
-        " median of the ratio to plain decoding in the same trial; predicted by `calibrate` / measured:",
+        f"Measured on {machine['cores']} cores ({machine['cpu']}), {data['settings']['trials']} alternating trials a"
+        " cell, median of the ratio to plain decoding in the same trial; predicted by `calibrate` / measured:",
         "",
         "| target | text | T | γ = 1 | γ = 2 | γ = 4 | γ = 6 | auto |",
         "|---|---|---|---|---|---|---|---|",
@@ -84,8 +84,8 @@ def engine_table() -> str:
     memory = results["memory"]
     lines += [
         "",
-        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB, which is both files,"
-        f" both caches and {memory['extra_bytes'] / 1e6:.0f} MB.",
+        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB, which is both"
+        f" files, both caches and {memory['extra_bytes'] / 1e6:.0f} MB.",
         "",
     ]
     return "\n".join(lines)
