@@ -7,22 +7,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, PromptError, TemplateError
+from localspec.errors import InvalidOptionError, ProfileError, PromptError, TemplateError
 from localspec.generation import FinishReason, Generation, Request, Stats, Step
 from localspec.loading import LoadedPair, load_models
+from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
+from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
 from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control, template_source
+from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
 
-__all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
-
-DEFAULT_NUM_DRAFT_TOKENS = 4
-"""Draft length while nothing was measured."""
+__all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 """A text, or the messages of a conversation."""
@@ -157,14 +158,22 @@ class Session:
         self.vocabulary = pair.target.model.vocabulary
         self._template = template
         self._busy = threading.Lock()
+        self._measured: Profile | RoughProfile | None = pair.profile.profile
+        self._policies: dict[tuple[PolicyName, float], Policy] = {}
+        profile = pair.profile.profile
+        target: Context = pair.target
         drafter = None
         if pair.draft is not None:
+            draft: Context = pair.draft
+            if profile is not None:
+                target = PlannedContext(target, profile.target_plan)
+                draft = PlannedContext(draft, profile.draft_plan)
             drafter = ModelDrafter(
-                pair.draft,
+                draft,
                 vocabulary_size=self.vocabulary.size,
                 ends_generation=self.vocabulary.ends_generation,
             )
-        self.engine = Engine(pair.target, drafter, ends_generation=self.vocabulary.ends_generation)
+        self.engine = Engine(target, drafter, ends_generation=self.vocabulary.ends_generation)
 
     @property
     def context(self) -> int:
@@ -228,6 +237,7 @@ class Session:
         max_tokens: int | None = None,
         seed: int | None = None,
         num_draft_tokens: int | None = None,
+        policy: PolicyName = "adaptive",
         rule: str = "block",
         stop: Iterable[str] = (),
         raw: bool = False,
@@ -241,7 +251,9 @@ class Session:
             params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
-            num_draft_tokens: tokens drafted per step; 0 does not speculate.
+            num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
+            policy: "adaptive" decides token by token what pays, "calibrated" takes the length that calibration found
+                best on average. Without a profile costs are measured for a second at the first use.
             rule: "block" or "token"; both are exact.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
@@ -254,13 +266,14 @@ class Session:
             EvaluationError: a model pass failed.
         """
         transcript = _Transcript(self.vocabulary, stop)
+        params = LLAMACPP_DEFAULTS if params is None else params
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
-            params=LLAMACPP_DEFAULTS if params is None else params,
+            params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
-            policy=self._policy(num_draft_tokens),
+            policy=self._policy(num_draft_tokens, policy, params),
             watch=transcript.watch,
             progress=progress,
         )
@@ -284,14 +297,29 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def _policy(self, num_draft_tokens: int | None) -> Policy:
-        if num_draft_tokens is None:
-            return FixedPolicy(DEFAULT_NUM_DRAFT_TOKENS if self.pair.draft else 0)
-        if num_draft_tokens and self.pair.draft is None:
-            raise InvalidOptionError(
-                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
-            )
-        return FixedPolicy(num_draft_tokens)
+    def _policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+        draft = self.pair.draft
+        if num_draft_tokens is not None:
+            if num_draft_tokens and draft is None:
+                raise InvalidOptionError(
+                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
+                )
+            return FixedPolicy(num_draft_tokens)
+        if draft is None:
+            return FixedPolicy(0)
+        if name not in get_args(PolicyName):
+            raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
+        if self._measured is None:
+            if name == "calibrated":
+                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
+            with self._exclusively():
+                self.engine.clear()
+                self._measured = measure_roughly(self.pair.target, draft)
+        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
+        key = (name, params.temperature)
+        if key not in self._policies:
+            self._policies[key] = policy_for(self._measured, params, name=name)
+        return self._policies[key]
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)
@@ -318,6 +346,7 @@ def load_pair(
     context: int = 4096,
     threads: int | None = None,
     template: str | None = None,
+    use_profile: bool = True,
     progress: bool = False,
 ) -> Session:
     """Load a target and its draft, fetching the files if they are not at hand.
@@ -330,6 +359,7 @@ def load_pair(
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
+        use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -345,6 +375,7 @@ def load_pair(
         use_draft=use_draft,
         context=context,
         threads=threads,
+        use_profile=use_profile,
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))

@@ -66,8 +66,12 @@ def _explain(
     lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
     reason = next((line for line in reversed(lines) if "fail" in line or "error" in line.lower()), None)
     reason = reason or (lines[-1] if lines else f"exit code {child.returncode}")
-    if "No space left" in child.stderr or "iostream" in reason or "basic_ios" in reason:
-        return StoreError(f"{destination.parent} has no room for {type_name} of {source.name} ({reason[:200]})")
+    if "No space left" in child.stderr or "iostream" in reason:
+        return StoreError(
+            f"{destination} cannot be written: the disk is full, or {destination.parent} is not writable; "
+            f"{type_name} of {source.name} needs room there"
+        )
+    reason = reason.rpartition("failed to quantize: ")[2]
     return InvalidModelFileError(f"llama.cpp cannot make {type_name} of {source}: {reason[:200]}")
 
 

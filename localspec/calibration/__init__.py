@@ -1,1 +1,1 @@
-"""What speculation costs and gains on this machine with this pair: measured, never guessed."""
+"""Measuring a pair on this machine: what passes cost, how often drafts are accepted, and what follows."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from localspec.acceptance import Interval, Transcript, agreement, agreement_intervals
 from localspec.backend import Context, Span
 from localspec.calibration.prompts import POOLED, CalibrationPrompt, take_turns
-from localspec.drafters import read_ahead
+from localspec.drafters import draft_confidence, read_ahead
 from localspec.errors import ContextOverflowError, InvalidOptionError
 from localspec.sampling import LLAMACPP_DEFAULTS, Law, Rule, SamplingParams, StepNoise, Stream, make_law, residual
 from localspec.theory import expected_tokens
@@ -32,7 +32,6 @@ __all__ = [
     "RuleAgreement",
     "best_draft_temperatures",
     "default_temperatures",
-    "draft_confidence",
     "observe",
     "summarise",
 ]
@@ -86,7 +85,7 @@ class Observation:
         temperature: it was sampled at.
         transcript: probabilities of its tokens.
         overlap: Σ min(p, q), [N].
-        confidence: of the draft, [N]; see ``draft_confidence``.
+        confidence: of the draft, [N]; see ``drafters.draft_confidence``.
         rescaled_overlap: Σ min(p, q) with the draft at ``DRAFT_SCALES`` times the temperature, [scales, N]; empty
             at temperature 0.
     """
@@ -165,14 +164,6 @@ class DraftTemperature:
     draft_temperature: float
     gain: float
     interval: Interval
-
-
-def draft_confidence(row: NDArray[np.floating[Any]], law: Law, params: SamplingParams) -> float:
-    """Return the largest probability of a draft law; for a greedy draft, of what ``row`` says at temperature 1.
-
-    A greedy law is always certain of itself, and says nothing about how likely the target is to agree.
-    """
-    return make_law(row, SamplingParams()).confidence if params.greedy else law.confidence
 
 
 @dataclass(slots=True)

@@ -6,63 +6,20 @@ shape to choose (Ayer et al. 1955).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from localspec.confidence import ConfidenceModel
 from localspec.errors import InvalidOptionError
 
-__all__ = ["ConfidenceModel", "fit_confidence", "isotonic_fit"]
+__all__ = ["fit_confidence", "isotonic_fit"]
 
 Floats = NDArray[np.float64]
 
 _NUM_TYPICAL = 64
 _MIN_WEIGHT = 20  # positions behind every step of the fit: a standard error of at most 0.11
-
-
-@dataclass(frozen=True, slots=True)
-class ConfidenceModel:
-    """Predicted acceptance as a function of the draft's largest probability.
-
-    Attributes:
-        thresholds: confidences, ascending; between two of them the prediction is interpolated, outside constant.
-        acceptance: prediction at each, not descending.
-        typical: predictions at evenly spaced quantiles of the confidences met: what to expect of a position whose
-            draft law is not known yet.
-    """
-
-    thresholds: tuple[float, ...]
-    acceptance: tuple[float, ...]
-    typical: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.thresholds) != len(self.acceptance) or not self.thresholds or not self.typical:
-            raise InvalidOptionError(
-                f"{len(self.thresholds)} thresholds, {len(self.acceptance)} acceptances, {len(self.typical)} typical"
-                " values; a confidence model has as many thresholds as acceptances, and one or more of each"
-            )
-        for name, values in (("thresholds", self.thresholds), ("acceptance", self.acceptance)):
-            if not all(0 <= value <= 1 for value in values) or list(values) != sorted(values):
-                raise InvalidOptionError(f"{name} is {values}; it must ascend within 0 to 1")
-
-    def predict(self, confidence: float) -> float:
-        """Return the chance that a token drawn from a law this confident will be accepted."""
-        # In plain Python: numpy's overhead for one number is ten times this.
-        at = bisect_right(self.thresholds, confidence)
-        if at == 0:
-            return self.acceptance[0]
-        if at == len(self.thresholds):
-            return self.acceptance[-1]
-        left, right = self.thresholds[at - 1], self.thresholds[at]
-        share = (confidence - left) / (right - left)
-        return self.acceptance[at - 1] + share * (self.acceptance[at] - self.acceptance[at - 1])
-
-    def expected_gain(self, weight: float, cost: float) -> float:
-        """Return E[max(0, weight·b − cost)] over the predictions b that typical positions give."""
-        return sum(max(0.0, weight * b - cost) for b in self.typical) / len(self.typical)
 
 
 def isotonic_fit(values: ArrayLike, weights: ArrayLike) -> Floats:

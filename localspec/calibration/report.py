@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Findings:
         rule: under which drafts are verified.
         sampler_cost: extra sampling time of a speculative step, in target passes over one token.
         measured: speeds that predictions are compared with.
+        predict: makes speedups of tokens per step, knowing more than the costs above: plans and catching up.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Findings:
     rule: Rule = "block"
     sampler_cost: float = 0.0
     measured: tuple[MeasuredSpeed, ...] = ()
+    predict: Callable[[Sequence[float]], tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not any(a.temperature == self.temperature for a in self.agreements):
@@ -77,6 +79,8 @@ class Findings:
 
     def speedups(self, tokens_per_step: Sequence[float]) -> tuple[float, ...]:
         """Return the speedup of every draft length whose tokens per step and costs are known."""
+        if self.predict is not None:
+            return self.predict(tokens_per_step)
         length = min(len(tokens_per_step), len(self.target_pass_s))
         return speedup_from_tokens(
             tokens_per_step[:length], min(self.cost_ratio, 1.0), self.verify_cost, self.sampler_cost

@@ -129,7 +129,7 @@ def remove(names: tuple[str, ...], yes: bool) -> None:
                 err=True,
             )
         if yes or click.confirm(f"Delete {entry.name} ({size})?", err=True):
-            store.remove(entry)
+            store.remove(entry, progress=True)
             click.echo(f"{entry.name}: deleted, {size} freed", err=True)
 
 

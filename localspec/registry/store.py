@@ -97,7 +97,7 @@ class Store:
         entry = model if isinstance(model, ModelEntry) else self._registry.resolve(model)
         if isinstance(entry, Path):
             return entry
-        reporter: Reporter = StderrReporter() if progress else SilentReporter()
+        reporter = _reporter(progress)
         ready = self._ready(entry)
         if ready is not None:
             return ready
@@ -128,7 +128,7 @@ class Store:
 
     def verify(self, entry: ModelEntry, *, progress: bool = False) -> None:
         """Hash a file in the store again; a damaged one is deleted and raises :class:`IntegrityError`."""
-        reporter: Reporter = StderrReporter() if progress else SilentReporter()
+        reporter = _reporter(progress)
         path, record = self.location(entry), self._record_of(entry)
         expected = entry.sha256 or (record.sha256 if record else None)
         with self._locked(entry, reporter):
@@ -143,7 +143,7 @@ class Store:
                 f"`localspec models pull {entry.name}` fetches it again"
             )
 
-    def remove(self, entry: ModelEntry) -> None:
+    def remove(self, entry: ModelEntry, *, progress: bool = False) -> None:
         """Delete what the store has of a model, its pinned hash too.
 
         A file of the user's own that a ``path`` source names is left alone.
@@ -151,7 +151,7 @@ class Store:
         directory = self._directory(entry)
         if not directory.is_dir():
             return
-        with self._locked(entry, SilentReporter()), store_errors(directory):
+        with self._locked(entry, _reporter(progress)), store_errors(directory):
             for item in directory.iterdir():
                 if item.is_dir():
                     shutil.rmtree(item)
@@ -177,7 +177,7 @@ class Store:
         """A file that was copied in by hand, moved or touched: take it if its hash is right."""
         path, record = self.location(entry), self._record_of(entry)
         own = _local_path(entry) is not None
-        expected = entry.sha256 or (record.sha256 if record else None)
+        expected = entry.sha256 or (record.sha256 if record and not own else None)
         if not path.is_file() or (expected is None and not own):
             return None
         found = _hash(path, reporter, entry.name)
@@ -336,6 +336,10 @@ class Store:
             status = (measured or path).stat()
         record = _Record(str(path), status.st_size, status.st_mtime_ns, sha256, origin, made_from)
         write_atomically(self._directory(entry) / _RECORD, json.dumps(asdict(record), indent=1) + "\n")
+
+
+def _reporter(progress: bool) -> Reporter:
+    return StderrReporter() if progress else SilentReporter()
 
 
 def _local_path(entry: ModelEntry) -> Path | None:

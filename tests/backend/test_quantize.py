@@ -29,6 +29,11 @@ def test_every_type_name_is_one_of_llama_cpp() -> None:
         assert hasattr(llama_cpp, f"LLAMA_FTYPE_{'ALL' if name == 'F32' else 'MOSTLY'}_{name}")
 
 
+def test_the_documentation_names_every_type() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert ", ".join(TYPE_NAMES) in " ".join(text.split())
+
+
 def test_bad_input_is_refused_in_one_line(nonsense: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(InvalidOptionError, match=r"no quantisation 'Q9'; choose from F32, F16"):
@@ -63,5 +68,5 @@ def test_a_real_file(smollm2_path: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert after.file_bytes < before.file_bytes
     assert (after.parameter_count, after.vocabulary_size) == (before.parameter_count, before.vocabulary_size)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=r"the disk is full, or .*missing is not writable"):
         quantize(smollm2_path, tmp_path / "missing" / "out.gguf", "Q4_0", threads=2)

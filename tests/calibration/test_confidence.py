@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from localspec.calibration.confidence import ConfidenceModel, fit_confidence, isotonic_fit
+from localspec.calibration.confidence import fit_confidence, isotonic_fit
+from localspec.confidence import ConfidenceModel
 from localspec.errors import InvalidOptionError
 
 pairs = st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0.5, 10, width=32)), min_size=1, max_size=40)

@@ -108,6 +108,12 @@ def test_what_makes_no_sense_is_refused_with_its_place(user, tmp_path: Path, tex
     assert "\n" not in str(caught.value)
 
 
+def test_the_example_of_the_documentation_is_accepted(user) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    example = text.split("```toml\n")[1].split("```")[0].replace("…", "0" * 64)
+    assert user(example).pair().draft.name == "mistral-7b-q2_k"
+
+
 def test_names_that_do_not_exist_get_suggestions(user) -> None:
     registry = user("")
     with pytest.raises(ModelNotFoundError, match=r"did you mean 'qwen2.5-coder-1.5b'.*localspec models list"):

