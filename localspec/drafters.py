@@ -16,7 +16,7 @@ from localspec.sampling import Law, PositionNoise, RecentTokens, SamplingParams,
 
 Row = NDArray[np.float32]
 
-__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "read_ahead"]
+__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "draft_confidence", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,11 @@ def read_ahead(
             progress(min(held + context.chunk, len(tokens)), len(tokens))
 
 
+def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
+    """Return the largest probability of a draft law; for a greedy one, of what ``row`` says at temperature 1."""
+    return make_law(row, SamplingParams()).confidence if params.greedy else law.confidence
+
+
 class ModelDrafter:
     """Drafts with a small model.
 
@@ -129,7 +134,7 @@ class ModelDrafter:
             law = make_law(row[: self._shared_size], request.params, recent.then(draft.tokens))
         except InvalidLogitsError:
             return False  # the target's rows decide what becomes of the step
-        if not request.plan.draws(law.confidence):
+        if not request.plan.draws(lambda: draft_confidence(row[: self._shared_size], law, request.params)):
             return False
         token = request.draw(law, len(draft.tokens))
         draft.tokens.append(token)

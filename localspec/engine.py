@@ -59,7 +59,8 @@ class Engine:
 
         Raises:
             ContextOverflowError: the prompt leaves no room for a token.
-            InvalidOptionError: the prompt is empty, max_tokens is below 1, or there is no such sequence.
+            InvalidOptionError: the prompt is empty, max_tokens is below 1, a bias or ban names an unknown token, or
+                there is no such sequence.
         """
         if not 0 <= sequence < self.target.num_sequences:
             raise InvalidOptionError(f"sequence is {sequence}; use one from 0 to {self.target.num_sequences - 1}")
@@ -68,6 +69,7 @@ class Engine:
             raise InvalidOptionError("the prompt is empty; give at least one token")
         if request.max_tokens < 1:
             raise InvalidOptionError(f"max_tokens is {request.max_tokens}; use 1 or more")
+        request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"
@@ -84,6 +86,12 @@ class Engine:
         generation.stats.reused_tokens = self.target.length(sequence)
         self._held[sequence] = generation.history
         return generation
+
+    def clear(self) -> None:
+        """Empty all sequences; generations that run cannot go on."""
+        for sequence in range(self.target.num_sequences):
+            self._forget(sequence, 0)
+        self._held.clear()
 
     def step(self, generations: Sequence[Generation]) -> list[Step]:
         """Advance every generation, none of them finished, by one step.
@@ -171,17 +179,18 @@ class Engine:
         num_drafted = min(len(draft.tokens), len(emitted)) if g.finish_reason == "stop" else len(draft.tokens)
         now = perf_counter()
         g.count(Step(emitted, num_accepted), num_drafted, times, now - started, now)
-        g.request.policy.observe(
-            StepOutcome(
-                num_drafted=num_drafted,
-                num_accepted=num_accepted,
-                num_emitted=len(emitted),
-                depth=depth,
-                draft_s=times.draft_s,
-                verify_s=times.verify_s,
-                sampling_s=now - started,
+        if g.stats.steps > 1:  # the first pass read the prompt, and says nothing about decoding
+            g.request.policy.observe(
+                StepOutcome(
+                    num_drafted=num_drafted,
+                    num_accepted=num_accepted,
+                    num_emitted=len(emitted),
+                    depth=depth,
+                    draft_s=times.draft_s,
+                    verify_s=times.verify_s,
+                    sampling_s=now - started,
+                )
             )
-        )
         return Step(emitted, num_accepted)
 
     def _verify(self, g: Generation, draft: Draft, logits: NDArray[np.float32]) -> Verification:

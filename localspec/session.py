@@ -7,22 +7,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, PromptError, TemplateError
+from localspec.errors import InvalidOptionError, ProfileError, PromptError, TemplateError
 from localspec.generation import FinishReason, Generation, Request, Stats, Step
 from localspec.loading import LoadedPair, load_models
+from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
-from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
+from localspec.profile import Profile
+from localspec.sampling import SamplingParams, check_rule, fresh_seed
 from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control, template_source
+from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
 
-__all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
-
-DEFAULT_NUM_DRAFT_TOKENS = 4
-"""Draft length while nothing was measured."""
+__all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 """A text, or the messages of a conversation."""
@@ -158,15 +159,23 @@ class Session:
         self.vocabulary = pair.target.model.vocabulary
         self._template = template
         self._busy = threading.Lock()
-        self.default_params = _default_params(pair)
+        self._measured: Profile | RoughProfile | None = pair.profile.profile
+        self._policies: dict[tuple[PolicyName, float], Policy] = {}
+        profile = pair.profile.profile
+        target: Context = pair.target
+        self.default_params = pair.default_params
         drafter = None
         if pair.draft is not None:
+            draft: Context = pair.draft
+            if profile is not None:
+                target = PlannedContext(target, profile.target_plan)
+                draft = PlannedContext(draft, profile.draft_plan)
             drafter = ModelDrafter(
-                pair.draft,
+                draft,
                 vocabulary_size=self.vocabulary.size,
                 ends_generation=self.vocabulary.ends_generation,
             )
-        self.engine = Engine(pair.target, drafter, ends_generation=self.vocabulary.ends_generation)
+        self.engine = Engine(target, drafter, ends_generation=self.vocabulary.ends_generation)
 
     @property
     def context(self) -> int:
@@ -230,6 +239,7 @@ class Session:
         max_tokens: int | None = None,
         seed: int | None = None,
         num_draft_tokens: int | None = None,
+        policy: PolicyName = "adaptive",
         rule: str = "block",
         draft_temperature: float | None = None,
         stop: Iterable[str] = (),
@@ -245,7 +255,9 @@ class Session:
                 top-p 0.95, min-p 0.05) unless models.toml recommends others for the target.
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
-            num_draft_tokens: tokens drafted per step; 0 does not speculate.
+            num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
+            policy: "adaptive" decides token by token what pays, "calibrated" takes the length that calibration found
+                best on average. Without a profile costs are measured for a second at the first use.
             rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
                 drafts (``docs/seeds.md``).
             draft_temperature: the draft's, where it shall not be the target's.
@@ -259,7 +271,7 @@ class Session:
             PromptError: the prompt cannot be used or does not fit.
             EvaluationError: a model pass failed.
         """
-        params = self._checked(self.default_params if params is None else params)
+        params = self.default_params if params is None else params
         transcript = _Transcript(self.vocabulary, stop)
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
@@ -267,7 +279,7 @@ class Session:
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
-            policy=self._policy(num_draft_tokens),
+            policy=self._policy(num_draft_tokens, policy, params),
             draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
             watch=transcript.watch,
             progress=progress,
@@ -292,22 +304,29 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def _checked(self, params: SamplingParams) -> SamplingParams:
-        ids = [*(token for token, _ in params.biases), *params.banned]
-        if ids and max(ids) >= self.vocabulary.size:
-            raise InvalidOptionError(
-                f"token {max(ids)} cannot be biased or banned; this model's ids end at {self.vocabulary.size - 1}"
-            )
-        return params
-
-    def _policy(self, num_draft_tokens: int | None) -> Policy:
-        if num_draft_tokens is None:
-            return FixedPolicy(DEFAULT_NUM_DRAFT_TOKENS if self.pair.draft else 0)
-        if num_draft_tokens and self.pair.draft is None:
-            raise InvalidOptionError(
-                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
-            )
-        return FixedPolicy(num_draft_tokens)
+    def _policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+        draft = self.pair.draft
+        if num_draft_tokens is not None:
+            if num_draft_tokens and draft is None:
+                raise InvalidOptionError(
+                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
+                )
+            return FixedPolicy(num_draft_tokens)
+        if draft is None:
+            return FixedPolicy(0)
+        if name not in get_args(PolicyName):
+            raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
+        if self._measured is None:
+            if name == "calibrated":
+                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
+            with self._exclusively():
+                self.engine.clear()
+                self._measured = measure_roughly(self.pair.target, draft)
+        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
+        key = (name, params.temperature)
+        if key not in self._policies:
+            self._policies[key] = policy_for(self._measured, params, name=name)
+        return self._policies[key]
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)
@@ -334,6 +353,7 @@ def load_pair(
     context: int = 4096,
     threads: int | None = None,
     template: str | None = None,
+    use_profile: bool = True,
     progress: bool = False,
 ) -> Session:
     """Load a target and its draft, fetching the files if they are not at hand.
@@ -346,6 +366,7 @@ def load_pair(
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
+        use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -361,16 +382,10 @@ def load_pair(
         use_draft=use_draft,
         context=context,
         threads=threads,
+        use_profile=use_profile,
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
-
-
-def _default_params(pair: LoadedPair) -> SamplingParams:
-    try:
-        return replace(LLAMACPP_DEFAULTS, **pair.sampling.settings())  # type: ignore[arg-type]  # checked by it
-    except InvalidOptionError as error:
-        raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
 
 
 def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:

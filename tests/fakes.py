@@ -168,7 +168,7 @@ class FakeContext:
             for i in range(kept):
                 self.held[span.sequence].append(int(span.tokens[i]))
                 self._scars[span.sequence].append(int(span.tokens[i]))
-                if i >= len(span.tokens) - span.rows:
+                if len(span.tokens) - span.rows <= i + span.padding < len(span.tokens):
                     rows.append(self._row(span.sequence))
             self.tokens_read += kept
         if failure:
@@ -189,7 +189,7 @@ class FakeContext:
         assert len(set(sequences)) == len(sequences), "a sequence twice in a batch"
         for span in batch:
             assert span.tokens, "a span without tokens"
-            assert 0 <= span.rows <= len(span.tokens), "rows out of range"
+            assert 0 <= span.rows <= len(span.tokens) - span.padding, "rows out of range"
             assert all(0 <= token < self.vocabulary_size for token in span.tokens), f"ids {span.tokens}"
             if self.length(span.sequence) + len(span.tokens) > self.capacity:
                 raise EvaluationError(f"{span.tokens} exceed the context of {self.capacity}")
@@ -226,7 +226,7 @@ class ScriptedDrafter:
         draft = Draft()
         while len(draft.tokens) < request.limit and request.plan.runs():
             proposal = self._script(request, [*request.history, *draft.tokens], len(draft.tokens))
-            if proposal is None or not request.plan.draws(proposal[1].confidence):
+            if proposal is None or not request.plan.draws(lambda law=proposal[1]: law.confidence):
                 break
             self.draws += 1
             draft.tokens.append(proposal[0])

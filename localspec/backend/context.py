@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from localspec.errors import RollbackError
 
-__all__ = ["Context", "Span", "can_roll_back"]
+if TYPE_CHECKING:  # what only reads headers does without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Context", "FlashAttention", "Span", "can_roll_back"]
+
+FlashAttention = Literal["auto", "on", "off"]
+"""Which attention kernel; "auto" leaves the choice to llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,14 @@ class Span:
         tokens: ids, appended after the ``length(sequence)`` tokens already there.
         rows: how many of the last tokens get a row of logits; 0 for none. A row costs a product with the whole
             output head, so ask for no more than needed.
+        padding: how many tokens at the end only fill the pass up; the rows are those of the tokens before them.
+            They enter the cache like any others, and who asked for them takes them out again.
     """
 
     sequence: int
     tokens: Sequence[int]
     rows: int
+    padding: int = 0
 
 
 class Context(Protocol):
@@ -85,7 +92,7 @@ def can_roll_back(context: Context, tokens: Sequence[int]) -> bool:
         context.decode([Span(0, [other, other], 0)])
         context.truncate(0, 1)
         again = context.decode([Span(0, [second], 1)])[0]
-        difference = float(np.abs(again - fresh).max())
+        difference = float(abs(again - fresh).max())
         return difference <= 0.5 * float(fresh.std())
     except RollbackError:
         return False

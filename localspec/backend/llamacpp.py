@@ -9,13 +9,13 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.backend.context import Span
+from localspec.backend.context import FlashAttention, Span
 from localspec.backend.interrupts import deferred_interrupts
 from localspec.backend.memory import MappingTrimmer
 from localspec.backend.threads import usable_cores
@@ -28,10 +28,7 @@ from localspec.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["FlashAttention", "LlamaContext", "LlamaModel", "Vocabulary", "show_native_log"]
-
-FlashAttention = Literal["auto", "on", "off"]
-"""Which attention kernel; "auto" leaves the choice to llama.cpp."""
+__all__ = ["FlashAttention", "LlamaContext", "LlamaModel", "Vocabulary", "native_build", "show_native_log"]
 
 _CHUNK = 128  # tokens per pass while reading a prompt: a larger one is no faster on a CPU and delays an interrupt
 
@@ -54,6 +51,12 @@ def show_native_log(shown: bool) -> None:
     """Let llama.cpp's own log through to stderr, or keep it back (the default)."""
     global _log_shown
     _log_shown = shown
+
+
+def native_build() -> str:
+    """Return the version of the binding and what its llama.cpp was compiled for, in one line."""
+    features = native.llama_print_system_info().decode(errors="replace")
+    return f"llama-cpp-python {native.__version__}, {' '.join(features.replace(' = 1', '').replace('|', '').split())}"
 
 
 def _last_error() -> str:
@@ -260,6 +263,18 @@ class LlamaContext:
         params.no_perf = True
         return params
 
+    def set_threads(self, threads: int) -> None:
+        """Use so many threads from the next pass on.
+
+        Raises:
+            InvalidOptionError: the number is below 1.
+        """
+        self._check_open()
+        if threads < 1:
+            raise InvalidOptionError(f"threads is {threads}; use 1 or more")
+        native.llama_set_n_threads(self._pointer, threads, threads)
+        self.threads = threads
+
     def length(self, sequence: int) -> int:
         """Return how many tokens the cache holds for ``sequence``, as llama.cpp itself counts them."""
         self._check_open()
@@ -293,11 +308,12 @@ class LlamaContext:
     def _decode_in_chunks(self, batch: Sequence[Span], starts: list[int]) -> NDArray[np.float32]:
         kept: list[NDArray[np.float32]] = []
         for span, start in zip(batch, starts, strict=True):
+            last = len(span.tokens) - span.padding
             for at in range(0, len(span.tokens), self._batch.room):
                 tokens = span.tokens[at : at + self._batch.room]
-                after = len(span.tokens) - at - len(tokens)
-                rows = min(len(tokens), max(0, span.rows - after))
-                self._batch.fill([Span(span.sequence, tokens, rows)], [start + at])
+                padding = min(len(tokens), max(0, at + len(tokens) - last))
+                rows = min(len(tokens) - padding, max(0, at + len(tokens) - padding - (last - span.rows)))
+                self._batch.fill([Span(span.sequence, tokens, rows, padding)], [start + at])
                 logits = self._run(len(tokens), rows)
                 if rows:
                     kept.append(logits.copy())
@@ -367,7 +383,8 @@ class _Batch:
             self._positions[begin:end] = np.arange(start, start + len(span.tokens))
             self._sequences[begin:end] = span.sequence
             self._rows[begin:end] = 0
-            self._rows[end - span.rows : end] = 1
+            last = end - span.padding
+            self._rows[last - span.rows : last] = 1
 
     def native(self, num_tokens: int) -> Any:
         """Return the native structure over the first ``num_tokens`` entries."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["open_session", "status_line"]
 
 
-def open_session(values: dict[str, Any]) -> Session:
+def open_session(values: dict[str, Any], *, use_profile: bool = True) -> Session:
     """Take the model options out of ``values`` and load what they name, with a note on stderr meanwhile."""
     from localspec.backend.llamacpp import show_native_log
     from localspec.session import load_pair
@@ -26,7 +26,10 @@ def open_session(values: dict[str, Any]) -> Session:
     use_draft = not values.pop("no_draft")
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with _note("loading the models ..."):
-        return load_pair(**names, use_draft=use_draft, progress=True)
+        session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
+    if use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
+        click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
+    return session
 
 
 def status_line(result: GenerationResult, *, detail: bool = False) -> str:

@@ -42,7 +42,7 @@ def reference(
     order = ["top_k", "typical_p", "top_p", "min_p"]
     if params.sampler_order == "huggingface":
         if temperature == 0:
-            return _point(row[0][0], len(values)), math.inf
+            return _point(row[0][0], len(values)), _lead(row)
         row = [(token, (value - row[0][1]) / temperature) for token, value in row]
         temperature, order = 1.0, ["top_k", "top_p", "min_p", "typical_p"]
     slack = math.inf
@@ -50,7 +50,7 @@ def reference(
         row, close = _CUTS[stage](row, params)
         slack = min(slack, close)
     if temperature == 0:
-        return _point(row[0][0], len(values)), slack
+        return _point(row[0][0], len(values)), min(slack, _lead(row))
     out = np.zeros(len(values))
     for token, value in row:
         out[token] = math.exp((value - row[0][1]) / temperature)
@@ -61,6 +61,10 @@ def _point(token: int, size: int) -> NDArray[np.float64]:
     out = np.zeros(size)
     out[token] = 1.0
     return out
+
+
+def _lead(row: Row) -> float:
+    return row[0][1] - row[1][1] if len(row) > 1 else math.inf
 
 
 def _probs(row: Row) -> list[float]:
