@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -151,6 +151,7 @@ class Session:
     Attributes:
         pair: the files, contexts and vocabulary.
         engine: the loop over them.
+        default_params: llama.cpp's defaults, and above them what the target's entry in models.toml recommends.
     """
 
     def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
@@ -162,6 +163,7 @@ class Session:
         self._policies: dict[tuple[PolicyName, float], Policy] = {}
         profile = pair.profile.profile
         target: Context = pair.target
+        self.default_params = _default_params(pair)
         drafter = None
         if pair.draft is not None:
             draft: Context = pair.draft
@@ -239,6 +241,7 @@ class Session:
         num_draft_tokens: int | None = None,
         policy: PolicyName = "adaptive",
         rule: str = "block",
+        draft_temperature: float | None = None,
         stop: Iterable[str] = (),
         raw: bool = False,
         special: bool = False,
@@ -248,13 +251,16 @@ class Session:
 
         Args:
             prompt: see ``encode``, as ``raw`` and ``special``.
-            params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
+            params: how laws are made; default ``default_params``: llama.cpp's own (temperature 0.8, top-k 40,
+                top-p 0.95, min-p 0.05) unless models.toml recommends others for the target.
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
             num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
             policy: "adaptive" decides token by token what pays, "calibrated" takes the length that calibration found
                 best on average. Without a profile costs are measured for a second at the first use.
-            rule: "block" or "token"; both are exact.
+            rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
+                drafts (``docs/seeds.md``).
+            draft_temperature: the draft's, where it shall not be the target's.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
@@ -265,8 +271,8 @@ class Session:
             PromptError: the prompt cannot be used or does not fit.
             EvaluationError: a model pass failed.
         """
+        params = self._checked(self.default_params if params is None else params)
         transcript = _Transcript(self.vocabulary, stop)
-        params = LLAMACPP_DEFAULTS if params is None else params
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
@@ -274,6 +280,7 @@ class Session:
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
             policy=self._policy(num_draft_tokens, policy, params),
+            draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
             watch=transcript.watch,
             progress=progress,
         )
@@ -296,6 +303,14 @@ class Session:
         with self._exclusively():
             (step,) = self.engine.step([generation])
         return step
+
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        ids = [*(token for token, _ in params.biases), *params.banned]
+        if ids and max(ids) >= self.vocabulary.size:
+            raise InvalidOptionError(
+                f"token {max(ids)} cannot be biased or banned; this model's ids end at {self.vocabulary.size - 1}"
+            )
+        return params
 
     def _policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
         draft = self.pair.draft
@@ -379,6 +394,20 @@ def load_pair(
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
+
+
+def _default_params(pair: LoadedPair) -> SamplingParams:
+    try:
+        return replace(LLAMACPP_DEFAULTS, **pair.sampling.settings())  # type: ignore[arg-type]  # checked by it
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
+
+
+def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:
+    try:
+        return replace(params, temperature=temperature)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
 
 
 def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:

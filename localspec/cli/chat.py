@@ -22,8 +22,9 @@ __all__ = ["chat"]
 @click.option("--stats", is_flag=True, help="Say after each answer what it took.")
 def chat(system: str | None, stats: bool, **values: Any) -> None:
     """Talk with a model: each line is a turn, end of input leaves."""
-    params = sampling_params(values)
+    sampling_params(dict(values))  # what is out of range is said before anything is loaded
     session = open_session(values)
+    params = sampling_params(values, session.default_params)
     opening = [{"role": "system", "content": system}] if system else []
     turns: list[dict[str, str]] = []
     while (line := _read_line()) is not None:

@@ -40,8 +40,9 @@ def generate(prompt: str | None, system: str | None, as_json: bool, stats: bool,
     messages: Any = text if values["raw"] else [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    params = sampling_params(values)
+    sampling_params(dict(values))  # what is out of range is said before anything is loaded
     session = open_session(values)
+    params = sampling_params(values, session.default_params)
     result = session.generate(messages, params, **values) if as_json else _stream(session, messages, params, values)
     if as_json:
         click.echo(json.dumps(result.to_dict(), ensure_ascii=False))
