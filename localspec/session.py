@@ -134,6 +134,16 @@ class Stream(Iterator[TokenEvent]):
         """Whether the generation has ended; events may still be waiting to be read."""
         return self._generation.finish_reason is not None
 
+    @property
+    def stats(self) -> Stats:
+        """What it took so far."""
+        return self._generation.stats
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._generation.request.seed
+
     def result(self) -> GenerationResult:
         """Return the whole answer; raises InvalidOptionError before the end."""
         g = self._generation
@@ -228,6 +238,7 @@ class Session:
         max_tokens: int | None = None,
         seed: int | None = None,
         num_draft_tokens: int | None = None,
+        policy: Policy | None = None,
         rule: str = "block",
         stop: Iterable[str] = (),
         raw: bool = False,
@@ -242,11 +253,13 @@ class Session:
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
             num_draft_tokens: tokens drafted per step; 0 does not speculate.
+            policy: decides step by step instead.
             rule: "block" or "token"; both are exact.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
-            progress: called with the tokens read and the prompt's length while a long prompt is read.
+            progress: called with the tokens read and the prompt's length while a long prompt is read, first by the
+                target and, after the first token, by the draft. What it raises ends the generation.
 
         Raises:
             InvalidOptionError: an option is out of range, or the session is busy.
@@ -260,7 +273,7 @@ class Session:
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
-            policy=self._policy(num_draft_tokens),
+            policy=self.policy(num_draft_tokens) if policy is None else policy,
             watch=transcript.watch,
             progress=progress,
         )
@@ -284,7 +297,8 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def _policy(self, num_draft_tokens: int | None) -> Policy:
+    def policy(self, num_draft_tokens: int | None = None) -> Policy:
+        """Return what decides how much to draft in one generation; see ``stream``."""
         if num_draft_tokens is None:
             return FixedPolicy(DEFAULT_NUM_DRAFT_TOKENS if self.pair.draft else 0)
         if num_draft_tokens and self.pair.draft is None:
