@@ -132,7 +132,12 @@ class Stream(Iterator[TokenEvent]):
     @property
     def finished(self) -> bool:
         """Whether the generation has ended; events may still be waiting to be read."""
-        return self._generation.finish_reason is not None
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the generation ended; None while it runs."""
+        return self._generation.finish_reason
 
     @property
     def stats(self) -> Stats:

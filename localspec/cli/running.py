@@ -12,9 +12,12 @@ import click
 from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
-    from localspec.session import GenerationResult, Session
+    from localspec.backend.model_header import ModelHeader
+    from localspec.generation import Stats
+    from localspec.loading import LoadedPair
+    from localspec.session import Session
 
-__all__ = ["open_session", "status_line"]
+__all__ = ["detail_line", "model_line", "open_session", "status_line"]
 
 
 def open_session(values: dict[str, Any]) -> Session:
@@ -29,23 +32,45 @@ def open_session(values: dict[str, Any]) -> Session:
         return load_pair(**names, use_draft=use_draft, progress=True)
 
 
-def status_line(result: GenerationResult, *, detail: bool = False) -> str:
-    """Return one line about a finished generation."""
-    stats = result.stats
+def model_line(pair: LoadedPair) -> str:
+    """Return what is loaded, in one line."""
+    line = _named(pair.target_header)
+    if pair.draft_header is not None:
+        line += f", drafted by {_named(pair.draft_header)}"
+    return f"{line}; {pair.target.capacity} tokens of context"
+
+
+def _named(header: ModelHeader) -> str:
+    return f"{header.name or header.path.stem} {header.file_type}"
+
+
+def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None) -> str:
+    """Return one line about an answer.
+
+    Args:
+        stats: what it took.
+        num_draft_tokens: γ as set; None if it was chosen step by step.
+        speedup: over plain decoding, where that was measured.
+    """
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
-        parts.append(
-            f"{stats.tokens_per_step:.2f} per target pass, {stats.accepted} of {stats.drafted} drafts accepted"
-        )
-    if detail:
-        parts.append(
-            f"prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache) in {stats.prefill_s:.2f} s"
-        )
-        parts.append(f"draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s")
-        parts.append(f"seed {result.seed}")
-    if result.finish_reason == "context":
-        parts.append("the context is full")
+        per_step = stats.accepted / stats.steps
+        parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
+        gamma = f"{stats.drafted / stats.steps:.1f} on average" if num_draft_tokens is None else num_draft_tokens
+        parts.append(f"γ {gamma}")
+    if speedup is not None:
+        parts.append(f"{speedup:.2f}× plain")
     return "; ".join(parts)
+
+
+def detail_line(stats: Stats, seed: int) -> str:
+    """Return where the time went."""
+    drafts = f"{stats.accepted} of {stats.drafted} drafts accepted; " if stats.drafted else ""
+    return (
+        f"{drafts}prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache),"
+        f" {stats.prefill_s:.2f} s;"
+        f" draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s; seed {seed}"
+    )
 
 
 @contextmanager
