@@ -94,7 +94,7 @@ class Conversation:
         Raises:
             ContextOverflowError: system text and last message leave no room for a token.
         """
-        most = capacity - answer_room
+        most = capacity - max(1, answer_room)
         if count(self.messages()) <= most:
             return self
         alone = replace(self, num_dropped=max(self.num_dropped, len(self.turns) - 1))

@@ -24,6 +24,8 @@ __all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", 
 DEFAULT_NUM_DRAFT_TOKENS = 4
 """Draft length while nothing was measured."""
 
+_ASCII_SPACE = " \t\n\v\f\r"
+
 Prompt = str | Sequence[Message | Mapping[str, str]]
 """A text, or the messages of a conversation."""
 
@@ -229,10 +231,18 @@ class Session:
                 f"{self.pair.target.model.path.name} has no chat template; name one with --template, or continue the"
                 " text as it stands with --raw"
             )
-        markers = self.vocabulary.control_tokens
+        vocabulary = self.vocabulary
+        markers = vocabulary.control_tokens
+        # Only the template's own: others, for runs of spaces or HTML, are how the model reads any text.
+        added = [text for text in vocabulary.user_defined_tokens if self._template.mentions(text) and text.strip()]
         tokens: list[int] = []
-        for piece in split_control(self._template.render(messages), markers):
-            tokens += [markers[piece.text]] if piece.is_control else self.vocabulary.tokenize(piece.text)
+        swallows = False
+        for piece in split_control(self._template.render(messages), markers, added):
+            if piece.is_control:
+                tokens.append(markers[piece.text])
+            else:
+                tokens += vocabulary.tokenize(piece.text.lstrip(_ASCII_SPACE) if swallows else piece.text)
+            swallows = piece.is_control and vocabulary.swallows_space(tokens[-1])
         return tokens
 
     def stream(

@@ -12,12 +12,11 @@ import click
 from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
-    from localspec.backend.model_header import ModelHeader
     from localspec.generation import Stats
     from localspec.loading import LoadedPair
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_line", "open_session", "status_line"]
+__all__ = ["detail_line", "model_lines", "open_session", "status_line"]
 
 
 def open_session(values: dict[str, Any]) -> Session:
@@ -32,16 +31,12 @@ def open_session(values: dict[str, Any]) -> Session:
         return load_pair(**names, use_draft=use_draft, progress=True)
 
 
-def model_line(pair: LoadedPair) -> str:
-    """Return what is loaded, in one line."""
-    line = _named(pair.target_header)
-    if pair.draft_header is not None:
-        line += f", drafted by {_named(pair.draft_header)}"
-    return f"{line}; {pair.target.capacity} tokens of context"
-
-
-def _named(header: ModelHeader) -> str:
-    return f"{header.name or header.path.stem} {header.file_type}"
+def model_lines(pair: LoadedPair) -> list[str]:
+    """Return what is loaded."""
+    lines = [f"Target {pair.target.model.path.stem}, {pair.target.capacity} tokens of context"]
+    if pair.draft is not None:
+        lines.append(f"Draft  {pair.draft.model.path.stem}")
+    return lines
 
 
 def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None) -> str:

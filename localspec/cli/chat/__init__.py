@@ -46,7 +46,7 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
         talk = Talk(session, settings, screen, conversation, interruptible=interactive)
         talk.check()
         if interactive:
-            screen.note("\n".join(introduction(session, settings)))
+            screen.note("\n".join(introduction(session)))
         reader = open_reader(interactive)
         while not talk.over and (line := reader.read()) is not None:
             talk.take(line)

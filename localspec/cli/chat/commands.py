@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.cli.running import model_line
+from localspec.cli.running import model_lines
 from localspec.conversation import Conversation, load_conversation, save_conversation
 from localspec.errors import InvalidOptionError, PromptError
 from localspec.policy import MAX_DRAFT_TOKENS, check_num_draft_tokens
@@ -261,10 +261,9 @@ def _tokens(talk: Talk, argument: str) -> None:
 def _model(talk: Talk, _argument: str) -> None:
     session = talk.session
     used = len(session.encode(messages)) if (messages := talk.conversation.messages()) else 0
-    lines = [model_line(session.pair), f"target  {session.pair.target.model.path}"]
-    if session.pair.draft is not None:
-        lines.append(f"draft   {session.pair.draft.model.path}")
-    lines.append(f"{used} of {session.context} tokens of context in use, {session.pair.target.threads} threads")
+    lines = model_lines(session.pair)
+    lines += [str(context.model.path) for context in (session.pair.target, session.pair.draft) if context]
+    lines.append(f"{used} of {session.context} tokens of context in use; {session.pair.target.threads} threads")
     talk.screen.result("\n".join(lines))
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import click
 
 from localspec.session import TokenEvent
 
-__all__ = ["Screen"]
+__all__ = ["Screen", "hidden_keys"]
 
 _PATIENCE_S = 1.0  # a shorter wait needs no explanation
 # A model may write anything; an escape sequence in it must not move the cursor or retitle the window.
@@ -96,6 +97,25 @@ class Screen:
     def error(self, error: object) -> None:
         """Say in one line what cannot be done; the conversation goes on."""
         _write(sys.stderr, f"localspec: {' '.join(str(error).split())}\n")
+
+
+@contextmanager
+def hidden_keys() -> Iterator[None]:
+    """Keep the terminal from echoing what is typed while a block runs; nothing is done where that is unknown."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(file, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSANOW, before)
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from localspec.cli.chat.screen import Screen
+from localspec.cli.chat.screen import Screen, hidden_keys
 from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
-from localspec.cli.running import detail_line, model_line, status_line
+from localspec.cli.running import detail_line, model_lines, status_line
 from localspec.conversation import Conversation
 from localspec.errors import LocalspecError
 from localspec.policy import check_num_draft_tokens
@@ -76,23 +77,24 @@ class Totals:
 class Interrupts:
     """Ctrl-C as a wish that is granted between two passes.
 
-    KeyboardInterrupt anywhere else could cut a line in half, or arrive twice and end the program.
+    KeyboardInterrupt anywhere else could cut a line in half, or arrive twice and end the program. What is typed
+    meanwhile is not echoed into the answer; the next prompt shows it.
     """
 
     def __init__(self, enabled: bool) -> None:
         self.seen = False
+        self._resources = ExitStack()
         self._enabled = enabled
-        self._previous: Any = None
 
     def __enter__(self) -> Interrupts:
-        self.seen = False
         if self._enabled:
-            self._previous = signal.signal(signal.SIGINT, self._note)
+            previous = signal.signal(signal.SIGINT, self._note)
+            self._resources.callback(signal.signal, signal.SIGINT, previous)
+            self._resources.enter_context(hidden_keys())
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._enabled:
-            signal.signal(signal.SIGINT, self._previous)
+        self._resources.close()
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.seen = True
@@ -250,13 +252,11 @@ class _Answer:
         return None
 
 
-def introduction(session: Session, settings: Settings) -> list[str]:
+def introduction(session: Session) -> list[str]:
     """Return what to say before the first prompt."""
-    lines = [model_line(session.pair)]
+    lines = model_lines(session.pair)
     if session.pair.draft is not None:
         lines.append(
-            "This pair was not measured on this machine; `localspec calibrate` finds the draft length that is fastest"
-            " here, or says that none is."
+            "This pair is not measured here: `localspec calibrate` finds the draft length that pays, if any."
         )
-    lines.append("/help lists the commands, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D leaves.")
-    return lines
+    return [*lines, "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."]
