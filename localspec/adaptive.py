@@ -9,14 +9,14 @@ decision. Only the guard looks at the clock, because only the clock can show tha
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from localspec.confidence import ConfidenceModel
 from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 
-__all__ = ["AdaptivePolicy", "Confidence", "Costs", "Guard"]
+__all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
 
@@ -35,29 +35,8 @@ class Costs(Protocol):
         """Return seconds of a draft pass over ``num_tokens`` with one row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """What the draft's confidence says about acceptance.
-
-    Attributes:
-        confidences: ascending values of max q.
-        acceptance: Σ min(p, q) expected at each; the step function between.
-        usual: equally likely values of max q, to average over before the law is known.
-    """
-
-    confidences: Sequence[float]
-    acceptance: Sequence[float]
-    usual: Sequence[float]
-
-    def predict(self, confidence: float) -> float:
-        """Return the expected acceptance of a token drawn from a law with this largest probability."""
-        return self.acceptance[max(0, bisect_right(self.confidences, confidence) - 1)]
-
-
-UNCALIBRATED = Confidence(
-    confidences=[i / 20 for i in range(20)],
-    acceptance=[0.35 + 0.6 * (i / 20) for i in range(20)],
-    usual=[0.25, 0.4, 0.55, 0.7, 0.85, 0.95, 0.99],
+UNCALIBRATED = ConfidenceModel(
+    thresholds=(0.0, 1.0), acceptance=(0.35, 0.97), typical=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.96)
 )
 """A draft of the target's own family, roughly; corrected by what is seen."""
 
@@ -83,23 +62,21 @@ class _Average:
 class Guard:
     """Stops speculation that the clock shows to lose, and lets it try again later.
 
-    A few plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. Then
-    every ``window`` speculative steps are compared with what their tokens would have taken plainly.
+    Two plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. From then on
+    every speculative step adds to a debt what it took beyond the plain cost of its tokens, and pays back what it
+    saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck with single steps
+    cancels out, a steady loss does not).
 
     Attributes:
-        margin: how much slower than plain a window may be; within it noise decides nothing.
-        window: speculative steps per comparison.
-        pause_tokens: plain tokens after a loss; doubled after each further one.
+        credit: plain tokens that may be lost before speculation stops.
+        pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
     """
 
-    margin: float = 0.02
-    window: int = 8
-    pause_tokens: int = 128
+    credit: float = 8.0
+    pause_tokens: int = 256
     _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
     _plain_steps: int = 0
-    _steps: int = 0
-    _spent_s: float = 0.0
-    _plain_cost_s: float = 0.0
+    _debt: float = 0.0
     _resting: int = 0
 
     @property
@@ -108,24 +85,19 @@ class Guard:
         return self._plain_steps >= 2 and self._resting <= 0
 
     def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
-        """Take note of a step whose tokens would have cost ``plain_cost_s`` each by the plain curve."""
+        """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
-        if outcome.num_drafted == 0 and outcome.draft_s < 0.1 * outcome.verify_s:
+        if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)
             return
-        self._steps += 1
-        self._spent_s += spent_s
-        self._plain_cost_s += outcome.num_emitted * plain_cost_s * self._plain.value
-        if self._steps < self.window:
-            return
-        if self._spent_s > (1 + self.margin) * self._plain_cost_s:
+        plain_s = plain_cost_s * self._plain.value
+        self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
+        if self._debt > self.credit:
             self._resting = self.pause_tokens
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
-        else:
-            self.pause_tokens = max(128, self.pause_tokens // 2)
-        self._steps, self._spent_s, self._plain_cost_s = 0, 0.0, 0.0
+            self._debt = self.credit / 2  # a second loss is believed sooner
 
 
 class AdaptivePolicy:
@@ -140,7 +112,7 @@ class AdaptivePolicy:
     """
 
     def __init__(
-        self, costs: Costs, confidence: Confidence, *, worthwhile: bool = True, guard: Guard | None = None
+        self, costs: Costs, confidence: ConfidenceModel, *, worthwhile: bool = True, guard: Guard | None = None
     ) -> None:
         self.costs = costs
         self.confidence = confidence
@@ -163,7 +135,12 @@ class AdaptivePolicy:
 
     def acceptance(self, confidence: float) -> float:
         """Return the expected acceptance at this confidence, corrected by what was seen."""
-        return min(1.0, self.confidence.predict(confidence) * self._correction.value)
+        return min(1.0, self.confidence.predict(confidence) * self.correction)
+
+    @property
+    def correction(self) -> float:
+        """How much more is accepted than the model says."""
+        return self._correction.value
 
     def throughput(self, depth: int) -> float:
         """Return tokens per second by the curves, as recent steps reached it; at least plain decoding's."""
@@ -212,7 +189,7 @@ class _Plan:
         self._table = table
         self._chance = 1.0
         self._price = policy.throughput(table.depth)
-        self._usual = [policy.acceptance(c) for c in policy.confidence.usual]
+        self._usual = [min(1.0, b * policy.correction) for b in policy.confidence.typical]
         self._mean = sum(self._usual) / len(self._usual)
 
     def runs(self) -> bool:
@@ -223,9 +200,9 @@ class _Plan:
         self.spent_s += self._table.draft_s
         return True
 
-    def draws(self, confidence: float) -> bool:
+    def draws(self, confidence: Callable[[], float]) -> bool:
         """Whether a token from this law is worth verifying."""
-        acceptance = self._policy.acceptance(confidence)
+        acceptance = self._policy.acceptance(confidence())
         if self._gain(acceptance) <= 0:
             return False
         self.predicted.append(acceptance)

@@ -111,8 +111,6 @@ class CostCurves:
 
 def _on_lines(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     """Interpolate linearly; constant before the first point, and past the last one on the last line if it rises."""
-    if x <= xs[0]:
-        return ys[0]
     right = min(bisect_left(xs, x), len(xs) - 1)
     if right == 0:
         return ys[0]

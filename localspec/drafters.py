@@ -17,7 +17,7 @@ from localspec.sampling import Law, SamplingParams, StepNoise, make_law
 Row = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
-__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "chunk_size", "read_ahead"]
+__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "chunk_size", "draft_confidence", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,11 @@ def chunk_size(context: Context, progress: Progress | None) -> int:
     return context.chunk if progress is None else max(1, context.chunk // 4)
 
 
+def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
+    """Return the largest probability of a draft law; for a greedy one, of what ``row`` says at temperature 1."""
+    return make_law(row, SamplingParams()).confidence if params.greedy else law.confidence
+
+
 class ModelDrafter:
     """Drafts with a small model.
 
@@ -133,7 +138,7 @@ class ModelDrafter:
             law = make_law(row[: self._shared_size], request.params)
         except InvalidLogitsError:
             return False  # the target's rows decide what becomes of the step
-        if not request.plan.draws(law.confidence):
+        if not request.plan.draws(lambda: draft_confidence(row[: self._shared_size], law, request.params)):
             return False
         token = law.draw(request.noise.next())
         draft.tokens.append(token)

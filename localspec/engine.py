@@ -75,6 +75,12 @@ class Engine:
         self._held[sequence] = generation.history
         return generation
 
+    def clear(self) -> None:
+        """Empty all sequences; generations that run cannot go on."""
+        for sequence in range(self.target.num_sequences):
+            self._forget(sequence, 0)
+        self._held.clear()
+
     def step(self, generations: Sequence[Generation]) -> list[Step]:
         """Advance every generation, none of them finished, by one step.
 
@@ -168,17 +174,18 @@ class Engine:
         num_drafted = min(len(draft.tokens), len(emitted)) if g.finish_reason == "stop" else len(draft.tokens)
         now = perf_counter()
         g.count(Step(emitted, num_accepted), num_drafted, times, now - started, now)
-        g.request.policy.observe(
-            StepOutcome(
-                num_drafted=num_drafted,
-                num_accepted=num_accepted,
-                num_emitted=len(emitted),
-                depth=depth,
-                draft_s=times.draft_s,
-                verify_s=times.verify_s,
-                sampling_s=now - started,
+        if g.stats.steps > 1:  # the first pass read the prompt, and says nothing about decoding
+            g.request.policy.observe(
+                StepOutcome(
+                    num_drafted=num_drafted,
+                    num_accepted=num_accepted,
+                    num_emitted=len(emitted),
+                    depth=depth,
+                    draft_s=times.draft_s,
+                    verify_s=times.verify_s,
+                    sampling_s=now - started,
+                )
             )
-        )
         return Step(emitted, num_accepted)
 
     def _emit(self, g: Generation, tokens: list[int]) -> list[int]:

@@ -14,6 +14,8 @@ from localspec.backend.llamacpp import LlamaContext, LlamaModel
 from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.quantize import quantize
 from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
+from localspec.profile import Profile
+from localspec.tuning import ProfileLookup, look_up_profile
 
 __all__ = ["LoadedPair", "ModelFiles", "find_files", "load_models"]
 
@@ -38,12 +40,14 @@ class LoadedPair:
         draft: the draft's, or None.
         target_header: what the target's file says of itself.
         draft_header: the same of the draft's.
+        profile: what calibration found out about them on this machine, or why there is nothing.
     """
 
     target: LlamaContext
     draft: LlamaContext | None
     target_header: ModelHeader
     draft_header: ModelHeader | None
+    profile: ProfileLookup
 
     def close(self) -> None:
         """Free both models."""
@@ -91,9 +95,12 @@ def load_models(
     context: int = 4096,
     threads: int | None = None,
     num_sequences: int = 1,
+    use_profile: bool = True,
     progress: bool = False,
 ) -> LoadedPair:
     """Load what ``find_files`` finds; arguments and errors as ``load_pair``.
+
+    A profile of the pair, if there is one and ``use_profile``, decides how the contexts run.
 
     The headers are read and compared before anything is loaded, so that what cannot work fails at once.
     """
@@ -109,13 +116,28 @@ def load_models(
     _check_memory(headers, context * num_sequences)
     # Both files before both caches: reading a file needs its size twice for a moment.
     models = [LlamaModel(header.path) for header in headers]
-    contexts = [
-        LlamaContext(model, capacity=context, num_sequences=num_sequences, threads=threads) for model in models
-    ]
+    lookup = ProfileLookup(None, None)
+    if draft_header is not None and use_profile:
+        lookup = look_up_profile(target_header.path, draft_header.path, threads=threads)
+    contexts = [_context(model, lookup.profile, context, num_sequences, threads) for model in models]
     if len(contexts) > 1:
         for loaded, header in zip(contexts, headers, strict=True):
             _check_rollback(loaded, header)
-    return LoadedPair(contexts[0], contexts[1] if len(contexts) > 1 else None, target_header, draft_header)
+    draft_context = contexts[1] if len(contexts) > 1 else None
+    return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup)
+
+
+def _context(
+    model: LlamaModel, profile: Profile | None, capacity: int, num_sequences: int, threads: int | None
+) -> LlamaContext:
+    """Return a context that runs as calibration found best, or else with all cores and plain attention."""
+    return LlamaContext(
+        model,
+        capacity=capacity,
+        num_sequences=num_sequences,
+        threads=profile.threads if profile else threads,
+        flash_attention=profile.flash_attention if profile else "off",
+    )
 
 
 def _check_rollback(context: LlamaContext, header: ModelHeader) -> None:

@@ -4,15 +4,119 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from localspec.acceptance import Interval
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-__all__ = ["save_speedups"]
+__all__ = ["Curve", "Panel", "save_panels", "save_speedups"]
+
+_PANEL_INCHES = (5.6, 3.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line, or a set of points.
+
+    Attributes:
+        label: in the legend.
+        x: positions.
+        y: as many values.
+        band: an interval around each value.
+        style: "line" with a mark at every value, "dashed" without marks, or "points" alone.
+        colour: number in the palette; the same number is the same colour in every panel; None is nearly black.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    band: Sequence[Interval] | None = None
+    style: Literal["line", "dashed", "points"] = "line"
+    colour: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One diagram of a picture.
+
+    Attributes:
+        title: above it.
+        x_label: below it.
+        y_label: beside it.
+        curves: at least one.
+        baseline: a value to compare with, drawn across.
+        from_zero: whether the vertical axis begins at 0.
+        own_legend: explain the curves inside; otherwise the picture's common legend does.
+        ticks: where to mark the horizontal axis; None leaves it to the drawing.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    baseline: float | None = None
+    from_zero: bool = False
+    own_legend: bool = False
+    ticks: Sequence[float] | None = None
+
+
+def save_panels(path: Path, panels: Sequence[Panel], *, title: str) -> None:
+    """Write a picture of several diagrams, two in a row; errors as ``save_speedups``."""
+    figure = _new_figure(path)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure.set_size_inches(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.9)
+    figure.suptitle(title)
+    common: dict[str, Line2D] = {}
+    for number, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(rows, columns, number)
+        lines = _draw(axes, panel)
+        if panel.own_legend:
+            axes.legend(frameon=False)
+        else:
+            for line in lines:
+                common.setdefault(str(line.get_label()), line)
+    if common:
+        figure.legend(common.values(), common.keys(), loc="outside lower center", ncols=4, frameon=False)
+    _write(figure, path)
+
+
+def _draw(axes: Axes, panel: Panel) -> list[Line2D]:
+    if panel.baseline is not None:
+        axes.axhline(panel.baseline, color="0.6", linewidth=1, linestyle="--")
+    lines = []
+    for curve in panel.curves:
+        colour = "0.15" if curve.colour is None else f"C{curve.colour % 10}"
+        points = curve.style == "points"
+        lines += axes.plot(
+            curve.x,
+            curve.y,
+            color=colour,
+            label=curve.label,
+            linestyle={"line": "-", "dashed": "--", "points": ""}[curve.style],
+            marker={"line": "o", "dashed": "", "points": "D"}[curve.style],
+            markersize=7 if points else 4,
+            markeredgecolor="black" if points else colour,
+        )
+        if curve.band is not None:
+            low, high = [b.low for b in curve.band], [b.high for b in curve.band]
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    if panel.ticks is not None:
+        axes.set_xticks(panel.ticks)
+    else:
+        axes.locator_params(axis="x", integer=True)
+    axes.grid(alpha=0.3)
+    return lines
 
 
 def save_speedups(path: Path, speedups: Sequence[float], *, title: str) -> None:

@@ -6,6 +6,7 @@ throws away: a drawn token is always verified, or the output would not follow th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,8 +51,11 @@ class DraftPlan(Protocol):
     def runs(self) -> bool:
         """Whether to run the draft forward for one more law."""
 
-    def draws(self, confidence: float) -> bool:
-        """Whether to draw from that law, whose largest probability is ``confidence``."""
+    def draws(self, confidence: Callable[[], float]) -> bool:
+        """Whether to draw from that law; ``confidence`` returns its largest probability.
+
+        A greedy draft's law is a point mass and says nothing: its confidence is that of the law at temperature 1.
+        """
 
 
 class Policy(Protocol):
@@ -88,7 +92,7 @@ class FixedPolicy:
         """Return True."""
         return True
 
-    def draws(self, confidence: float) -> bool:
+    def draws(self, confidence: Callable[[], float]) -> bool:
         """Return True."""
         return True
 

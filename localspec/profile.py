@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from localspec.backend import FlashAttention
+from localspec.confidence import ConfidenceModel
 from localspec.curves import CostCurves
 from localspec.errors import InvalidOptionError, ProfileError
 from localspec.plans import EvaluationPlan
@@ -23,7 +23,7 @@ from localspec.records import read_record
 from localspec.registry.partial import store_errors, write_atomically
 
 __all__ = [
-    "ConfidenceModel",
+    "ConfidenceAt",
     "Estimate",
     "KindAgreement",
     "Profile",
@@ -134,35 +134,11 @@ class KindAgreement:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfidenceModel:
-    """The chance that the next drafted token is accepted, from the draft's largest probability.
-
-    Attributes:
-        temperature: at which it was fitted.
-        thresholds: growing values of max q in [0, 1].
-        acceptance: the chance there, never falling; in between it is on a line.
-    """
+class ConfidenceAt:
+    """A confidence model and the temperature at which it was fitted."""
 
     temperature: float
-    thresholds: tuple[float, ...]
-    acceptance: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        xs, ys = self.thresholds, self.acceptance
-        ordered = all(a < b for a, b in pairwise(xs)) and all(a <= b for a, b in pairwise(ys))
-        if not xs or len(xs) != len(ys) or not ordered or not all(0 <= v <= 1 for v in (*xs, *ys)):
-            raise InvalidOptionError(
-                f"a confidence model from {list(xs)} to {list(ys)}; both rise within 0..1 and are equally long"
-            )
-
-    def __call__(self, confidence: float) -> float:
-        """Return the chance of acceptance where max q is ``confidence``."""
-        xs, ys = self.thresholds, self.acceptance
-        right = bisect_left(xs, confidence)
-        if right == 0 or right == len(xs):
-            return ys[min(right, len(xs) - 1)]
-        share = (confidence - xs[right - 1]) / (xs[right] - xs[right - 1])
-        return ys[right - 1] + share * (ys[right] - ys[right - 1])
+    model: ConfidenceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +204,7 @@ class Profile:
     threads: int
     flash_attention: FlashAttention
     agreement: tuple[KindAgreement, ...]
-    confidence: tuple[ConfidenceModel, ...]
+    confidence: tuple[ConfidenceAt, ...]
     draft_temperature: float | None
     plain_tokens_per_s: float
     verdicts: tuple[Verdict, ...]
@@ -246,7 +222,7 @@ class Profile:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProfileError(f"it is not JSON ({error})") from None
         if not isinstance(values, dict) or "version" not in values:
             raise ProfileError("it is not a profile: it lacks a version")

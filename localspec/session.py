@@ -7,27 +7,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
 from localspec.drafters import ModelDrafter
+from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, PromptError, TemplateError
+from localspec.errors import InvalidOptionError, ProfileError
 from localspec.generation import FinishReason, Generation, Request, Stats, Step
 from localspec.loading import LoadedPair, load_models
+from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
+from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
-from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control, template_source
+from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, template_source
+from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
 
-__all__ = ["DEFAULT_NUM_DRAFT_TOKENS", "GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
-
-DEFAULT_NUM_DRAFT_TOKENS = 4
-"""Draft length while nothing was measured."""
-
-_ASCII_SPACE = " \t\n\v\f\r"
-
-Prompt = str | Sequence[Message | Mapping[str, str]]
-"""A text, or the messages of a conversation."""
+__all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +169,24 @@ class Session:
     def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
         self.pair = pair
         self.vocabulary = pair.target.model.vocabulary
-        self._template = template
+        self._encoder = PromptEncoder(self.vocabulary, template, name=pair.target.model.path.name)
         self._busy = threading.Lock()
+        self._measured: Profile | RoughProfile | None = pair.profile.profile
+        self._policies: dict[tuple[PolicyName, float], Policy] = {}
+        profile = pair.profile.profile
+        target: Context = pair.target
         drafter = None
         if pair.draft is not None:
+            draft: Context = pair.draft
+            if profile is not None:
+                target = PlannedContext(target, profile.target_plan)
+                draft = PlannedContext(draft, profile.draft_plan)
             drafter = ModelDrafter(
-                pair.draft,
+                draft,
                 vocabulary_size=self.vocabulary.size,
                 ends_generation=self.vocabulary.ends_generation,
             )
-        self.engine = Engine(pair.target, drafter, ends_generation=self.vocabulary.ends_generation)
+        self.engine = Engine(target, drafter, ends_generation=self.vocabulary.ends_generation)
 
     @property
     def context(self) -> int:
@@ -199,51 +204,8 @@ class Session:
         self.close()
 
     def encode(self, prompt: Prompt, *, raw: bool = False, special: bool = False) -> list[int]:
-        """Return the token ids of a prompt, BOS included where the model wants it.
-
-        Args:
-            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings with
-                "role" and "content".
-            raw: take a text as it is, without the chat template.
-            special: with ``raw``, let control markers in the text become control tokens. Markers in messages
-                never do.
-
-        Raises:
-            PromptError: the prompt is empty or no text.
-            TemplateError: the model has no chat template, or it refuses the messages.
-        """
-        if raw:
-            if not isinstance(prompt, str):
-                raise PromptError("a raw prompt must be one text, not messages; leave out raw")
-            if not prompt:
-                raise PromptError("the prompt is empty; give it as an argument or on standard input")
-            tokens = self.vocabulary.tokenize(prompt, control=special)
-        else:
-            tokens = self._encode_messages(_as_messages(prompt))
-        bos = self.vocabulary.bos
-        if bos is not None and self.vocabulary.adds_bos and tokens[:1] != [bos]:
-            tokens.insert(0, bos)
-        return tokens
-
-    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        if self._template is None:
-            raise TemplateError(
-                f"{self.pair.target.model.path.name} has no chat template; name one with --template, or continue the"
-                " text as it stands with --raw"
-            )
-        vocabulary = self.vocabulary
-        markers = vocabulary.control_tokens
-        # Only the template's own: others, for runs of spaces or HTML, are how the model reads any text.
-        added = [text for text in vocabulary.user_defined_tokens if self._template.mentions(text) and text.strip()]
-        tokens: list[int] = []
-        swallows = False
-        for piece in split_control(self._template.render(messages), markers, added):
-            if piece.is_control:
-                tokens.append(markers[piece.text])
-            else:
-                tokens += vocabulary.tokenize(piece.text.lstrip(_ASCII_SPACE) if swallows else piece.text)
-            swallows = piece.is_control and vocabulary.swallows_space(tokens[-1])
-        return tokens
+        """Return the token ids of a prompt; see ``PromptEncoder.encode``."""
+        return self._encoder.encode(prompt, raw=raw, special=special)
 
     def stream(
         self,
@@ -253,7 +215,7 @@ class Session:
         max_tokens: int | None = None,
         seed: int | None = None,
         num_draft_tokens: int | None = None,
-        policy: Policy | None = None,
+        policy: PolicyName | Policy = "adaptive",
         rule: str = "block",
         stop: Iterable[str] = (),
         raw: bool = False,
@@ -267,8 +229,10 @@ class Session:
             params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
-            num_draft_tokens: tokens drafted per step; 0 does not speculate.
-            policy: decides step by step instead.
+            num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
+            policy: what ``Session.policy`` returned, or a name: "adaptive" decides token by token what pays,
+                "calibrated" takes the length that calibration found best on average. Without a profile costs are
+                measured for a second at the first use.
             rule: "block" or "token"; both are exact.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
@@ -282,13 +246,14 @@ class Session:
             EvaluationError: a model pass failed.
         """
         transcript = _Transcript(self.vocabulary, stop)
+        params = LLAMACPP_DEFAULTS if params is None else params
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
-            params=LLAMACPP_DEFAULTS if params is None else params,
+            params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
-            policy=self.policy(num_draft_tokens) if policy is None else policy,
+            policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
             watch=transcript.watch,
             progress=progress,
         )
@@ -312,15 +277,35 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def policy(self, num_draft_tokens: int | None = None) -> Policy:
-        """Return what decides how much to draft in one generation; see ``stream``."""
-        if num_draft_tokens is None:
-            return FixedPolicy(DEFAULT_NUM_DRAFT_TOKENS if self.pair.draft else 0)
-        if num_draft_tokens and self.pair.draft is None:
-            raise InvalidOptionError(
-                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
-            )
-        return FixedPolicy(num_draft_tokens)
+    def policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+        """Return what decides how much to draft; arguments as ``stream``.
+
+        Raises:
+            InvalidOptionError: there is no draft to speculate with, or no such policy.
+            ProfileError: "calibrated" is asked for and there is no profile.
+        """
+        draft = self.pair.draft
+        if num_draft_tokens is not None:
+            if num_draft_tokens and draft is None:
+                raise InvalidOptionError(
+                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
+                )
+            return FixedPolicy(num_draft_tokens)
+        if draft is None:
+            return FixedPolicy(0)
+        if name not in get_args(PolicyName):
+            raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
+        if self._measured is None:
+            if name == "calibrated":
+                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
+            with self._exclusively():
+                self.engine.clear()
+                self._measured = measure_roughly(self.pair.target, draft)
+        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
+        key = (name, params.temperature)
+        if key not in self._policies:
+            self._policies[key] = policy_for(self._measured, params, name=name)
+        return self._policies[key]
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)
@@ -347,6 +332,7 @@ def load_pair(
     context: int = 4096,
     threads: int | None = None,
     template: str | None = None,
+    use_profile: bool = True,
     progress: bool = False,
 ) -> Session:
     """Load a target and its draft, fetching the files if they are not at hand.
@@ -359,6 +345,7 @@ def load_pair(
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
+        use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -374,6 +361,7 @@ def load_pair(
         use_draft=use_draft,
         context=context,
         threads=threads,
+        use_profile=use_profile,
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
@@ -390,17 +378,3 @@ def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:
 
     source = template_source(choice, header.chat_template)
     return ChatTemplate(source, bos_token=marker(vocabulary.bos), eos_token=marker(header.eos_id))
-
-
-def _as_messages(prompt: Prompt) -> list[Message]:
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise PromptError("the prompt is empty; give it as an argument or on standard input")
-        return [Message("user", prompt)]
-    return [m if isinstance(m, Message) else _message(m) for m in prompt]
-
-
-def _message(values: Mapping[str, str]) -> Message:
-    if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
-        raise PromptError(f"a message is {values!r}; it must have a role and content")
-    return Message(values["role"], values["content"])

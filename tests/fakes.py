@@ -226,7 +226,7 @@ class ScriptedDrafter:
         draft = Draft()
         while len(draft.tokens) < request.limit and request.plan.runs():
             proposal = self._script(request, [*request.history, *draft.tokens], len(draft.tokens))
-            if proposal is None or not request.plan.draws(proposal[1].confidence):
+            if proposal is None or not request.plan.draws(lambda law=proposal[1]: law.confidence):
                 break
             self.draws += 1
             draft.tokens.append(proposal[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -144,9 +144,9 @@ class Cautious:
         self.runs_left -= 1
         return self.runs_left >= 0
 
-    def draws(self, confidence: float) -> bool:
-        self.seen.append(confidence)
-        return confidence >= self.threshold
+    def draws(self, confidence: Callable[[], float]) -> bool:
+        self.seen.append(confidence())
+        return self.seen[-1] >= self.threshold
 
 
 def test_a_plan_decides_before_the_draw() -> None:

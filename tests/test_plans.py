@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.backend import Span
@@ -33,6 +33,7 @@ def curves(*tables: dict[int, float], spread_s: float = 0.0) -> CostCurves:
 # The plan
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.integers(1, 6), st.floats(0.1, 10), min_size=1),
     st.integers(1, 6),
@@ -127,6 +128,7 @@ class Recording(FakeContext):
         return super().decode(batch)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(0, 9), st.integers(0, 4))),
     st.integers(8, 20),
@@ -184,6 +186,16 @@ def test_padding_is_left_out_where_the_cache_has_no_room_for_it() -> None:
     context = Recording(capacity=3)
     PlannedContext(context, PLAN).decode([Span(0, [1, 2, 3], 3)])
     assert context.spans == [Span(0, [1, 2, 3], 3)]
+
+
+@pytest.mark.parametrize("length", [0, 2, 3, 4, 99])
+def test_forgetting_takes_the_padding_along(length: int) -> None:
+    context = FakeContext(MODEL)
+    planned = PlannedContext(context, PLAN)
+    planned.decode([Span(0, [1, 2, 3], 1)])
+    planned.truncate(0, length)
+    assert context.held[0] == [1, 2, 3][:length]
+    assert planned.length(0) == min(length, 3)
 
 
 def test_padding_of_one_sequence_is_gone_before_a_pass_over_several() -> None:

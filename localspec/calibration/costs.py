@@ -35,7 +35,8 @@ __all__ = [
 DEFAULT_DEPTHS = (64, 1024)
 
 _RUNS = 3  # of a pass in one visit; the first is not counted
-_MIN_ROUNDS = 3  # fewer say nothing about the spread
+_MIN_ROUNDS = 3  # fewer are no measurement
+_SURE_ROUNDS = 6  # fewer may agree by chance, so that their spread is not believed
 _ENOUGH = 0.005  # standard error of a median, as a share of it, at which a size is left alone
 _SETTING_MARGIN = 0.03  # what a setting must gain to replace the default one
 _SEED = 20240901
@@ -306,7 +307,8 @@ def _rounds(groups: Sequence[_Group], watch: _Watch, *, forced: bool) -> None:
 
 
 def _good_enough(series: _Series) -> bool:
-    return series.complete and series.cost.spread_s <= _ENOUGH * series.cost.seconds
+    sure = len(series.trials) >= _SURE_ROUNDS * (_RUNS - 1)
+    return sure and series.cost.spread_s <= _ENOUGH * series.cost.seconds
 
 
 def _series_of(load: PassLoad) -> list[_Series]:

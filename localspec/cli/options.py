@@ -12,6 +12,21 @@ __all__ = ["generation_options", "model_options", "sampling_options", "sampling_
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class GammaType(click.ParamType[int | None]):
+    """A draft length; "auto" is None."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the number, or None for "auto"."""
+        if value in ("auto", None):
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
+
+
 def _apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -61,7 +76,19 @@ def generation_options(command: Command) -> Command:
     """Add the options of one generation."""
     return _apply(
         click.option(
-            "--gamma", "-g", "num_draft_tokens", type=int, help="Tokens drafted per step; 0 does not speculate."
+            "--gamma",
+            "-g",
+            "num_draft_tokens",
+            type=GammaType(),
+            metavar="auto|N",
+            help="Tokens drafted per step; 0 does not speculate, auto drafts as far as it pays.  [default: auto]",
+        ),
+        click.option(
+            "--policy",
+            default="adaptive",
+            show_default=True,
+            metavar="adaptive|calibrated",
+            help="How auto decides: token by token, or the best length on average.",
         ),
         click.option(
             "--rule",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from localspec.errors import InvalidOptionError
+from localspec.errors import InvalidOptionError, ProfileError
 from localspec.theory import (
     ceiling,
     continuous_optimum,
@@ -25,6 +25,16 @@ __all__ = ["predict"]
 _DEFAULT_MAX_GAMMA = 12
 _LARGEST_GAMMA = 1000
 _BAR_WIDTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What a prediction is made from; ``tokens_per_step`` is None where the formula shall say."""
+
+    acceptance_rate: float
+    cost_ratio: float
+    verify_cost: tuple[float, ...] | None
+    tokens_per_step: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +56,18 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 
 
 @click.command(name="predict")
-@click.option(
-    "--alpha",
-    "acceptance_rate",
-    type=float,
-    required=True,
-    help="Chance that a drafted token is accepted, 0 to 1.",
-)
+@click.option("--alpha", "acceptance_rate", type=float, help="Chance that a drafted token is accepted, 0 to 1.")
 @click.option(
     "--cost",
     "cost_ratio",
     type=float,
-    required=True,
     help="Time of one draft pass / time of one target pass, 0 to 1 (a draft ten times faster: 0.1).",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Take the numbers from what `localspec calibrate --json` printed, in place of --alpha and --cost; an option "
+    "that is also given counts instead of the one in the file.",
 )
 @click.option(
     "--verify-cost",
@@ -78,8 +87,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also draw the curve (.png, .svg, .pdf).")
 def predict(
-    acceptance_rate: float,
-    cost_ratio: float,
+    acceptance_rate: float | None,
+    cost_ratio: float | None,
+    profile: Path | None,
     verify_cost: tuple[float, ...] | None,
     max_gamma: int | None,
     sampler_cost: float,
@@ -87,16 +97,18 @@ def predict(
     picture: Path | None,
 ) -> None:
     """Predict the speedup of every draft length, from how often drafts are accepted and what they cost."""
-    # A saved profile will fill these same numbers in; everything below works from them alone.
+    numbers = _numbers_from(profile, acceptance_rate, cost_ratio, verify_cost)
     try:
-        prediction = _predict(acceptance_rate, cost_ratio, verify_cost, max_gamma, sampler_cost)
+        prediction = _predict(numbers, max_gamma, sampler_cost)
     except InvalidOptionError as error:
         raise InvalidOptionError(_in_option_names(str(error))) from None
     if picture is not None:
         from localspec.plots import save_speedups
 
         save_speedups(
-            picture, prediction.speedups, title=f"acceptance {acceptance_rate:g}, cost ratio {cost_ratio:g}"
+            picture,
+            prediction.speedups,
+            title=f"acceptance {prediction.acceptance_rate:.3g}, cost ratio {prediction.cost_ratio:.3g}",
         )
     if as_json:
         click.echo(json.dumps(_as_json(prediction), allow_nan=False))
@@ -117,23 +129,74 @@ def _in_option_names(message: str) -> str:
     return message
 
 
-def _predict(
-    acceptance_rate: float,
-    cost_ratio: float,
+def _numbers_from(
+    profile: Path | None,
+    acceptance_rate: float | None,
+    cost_ratio: float | None,
     verify_cost: tuple[float, ...] | None,
-    max_gamma: int | None,
-    sampler_cost: float,
-) -> _Prediction:
+) -> _Numbers:
+    """Return the options' numbers, and the profile's where they are silent."""
+    if profile is None:
+        if acceptance_rate is None or cost_ratio is None:
+            raise InvalidOptionError("give --alpha and --cost, or a --profile from `localspec calibrate --json`")
+        return _Numbers(acceptance_rate, cost_ratio, verify_cost)
+    saved = _read_profile(profile)
+    return _Numbers(
+        saved.acceptance_rate if acceptance_rate is None else acceptance_rate,
+        saved.cost_ratio if cost_ratio is None else cost_ratio,
+        saved.verify_cost if verify_cost is None else verify_cost,
+        # What was measured holds for the acceptance it was measured with.
+        saved.tokens_per_step if acceptance_rate is None else None,
+    )
+
+
+def _read_profile(path: Path) -> _Numbers:
+    try:
+        profile = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise ProfileError(f"the profile {path} is not JSON; write it with: localspec calibrate --json") from None
+    if not isinstance(profile, dict):
+        raise ProfileError(f"the profile {path} is no JSON object; write it with: localspec calibrate --json")
+
+    def number(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ProfileError(f"the profile {path} has {name} {value!r} where a number belongs; calibrate again")
+        return float(value)
+
+    def numbers(name: str) -> tuple[float, ...]:
+        values = profile.get(name)
+        if not isinstance(values, list) or not values:
+            raise ProfileError(f"the profile {path} has no list {name}; write it with: localspec calibrate --json")
+        return tuple(number(name, value) for value in values)
+
+    return _Numbers(
+        number("acceptance_rate", profile.get("acceptance_rate")),
+        number("cost_ratio", profile.get("cost_ratio")),
+        numbers("verify_cost"),
+        numbers("tokens_per_step"),
+    )
+
+
+def _predict(numbers: _Numbers, max_gamma: int | None, sampler_cost: float) -> _Prediction:
+    known = [len(values) - 1 for values in (numbers.verify_cost, numbers.tokens_per_step) if values is not None]
     if max_gamma is None:
-        max_gamma = _DEFAULT_MAX_GAMMA if verify_cost is None else len(verify_cost) - 1
+        max_gamma = min(known, default=_DEFAULT_MAX_GAMMA)
     if not 0 <= max_gamma <= _LARGEST_GAMMA:
         raise InvalidOptionError(f"--max-gamma is {max_gamma}; it must be between 0 and {_LARGEST_GAMMA}")
-    tokens = tuple(expected_tokens(acceptance_rate, gamma) for gamma in range(max_gamma + 1))
-    speedups = speedup_from_tokens(tokens, cost_ratio, verify_cost, sampler_cost)
+    if numbers.tokens_per_step is None:
+        tokens = tuple(expected_tokens(numbers.acceptance_rate, gamma) for gamma in range(max_gamma + 1))
+    elif max_gamma < len(numbers.tokens_per_step):
+        tokens = numbers.tokens_per_step[: max_gamma + 1]
+    else:
+        longest = len(numbers.tokens_per_step) - 1
+        raise InvalidOptionError(f"--max-gamma is {max_gamma}, and the profile has tokens_per_step up to {longest}")
+    speedups = speedup_from_tokens(tokens, numbers.cost_ratio, numbers.verify_cost, sampler_cost)
     return _Prediction(
-        acceptance_rate=acceptance_rate,
-        cost_ratio=cost_ratio,
-        verify_cost=verify_cost,
+        acceptance_rate=numbers.acceptance_rate,
+        cost_ratio=numbers.cost_ratio,
+        verify_cost=numbers.verify_cost,
         tokens_per_step=tokens,
         speedups=speedups,
         best=max(range(max_gamma + 1), key=lambda gamma: (speedups[gamma], -gamma)),
@@ -179,7 +242,7 @@ def _report(prediction: _Prediction, bar: str) -> str:
     checking = (
         "Checking a draft is taken to cost one target pass; on a CPU it costs more: see --verify-cost."
         if prediction.verify_cost is None
-        else "Checking a draft costs what --verify-cost says."
+        else "Checking a draft costs what --verify-cost or the profile says."
     )
     head = [
         f"Acceptance rate {alpha:g}: the chance that a drafted token is kept.",

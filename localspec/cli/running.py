@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["detail_line", "model_lines", "open_session", "status_line"]
 
 
-def open_session(values: dict[str, Any]) -> Session:
-    """Take the model options out of ``values`` and load what they name, with a note on stderr meanwhile."""
+def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
+    """Take the model options out of ``values`` and load what they name, with a note on stderr meanwhile.
+
+    Without a profile of the pair a line on stderr says so, unless ``say_profile`` is False.
+    """
     from localspec.backend.llamacpp import show_native_log
     from localspec.session import load_pair
 
@@ -28,7 +31,10 @@ def open_session(values: dict[str, Any]) -> Session:
     use_draft = not values.pop("no_draft")
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with _note("loading the models ..."):
-        return load_pair(**names, use_draft=use_draft, progress=True)
+        session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
+    if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
+        click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
+    return session
 
 
 def model_lines(pair: LoadedPair) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from localspec.backend import Span
 from localspec.backend.llamacpp import Vocabulary
 from localspec.session import Session
+from localspec.tuning import ProfileLookup
 
 PROMPT = "x"
 
@@ -25,7 +27,7 @@ class ScriptedContext:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], script: Sequence[int], end: int) -> None:
         self.vocabulary_size = vocabulary.size
-        self.model = SimpleNamespace(vocabulary=vocabulary)
+        self.model = SimpleNamespace(vocabulary=vocabulary, path=Path("scripted.gguf"))
         self._first = len(prompt)
         self._script = [*script, end]
         self._held = 0
@@ -53,5 +55,5 @@ def scripted_session(
     prompt = vocabulary.tokenize(PROMPT)
     drafted = [token if i not in wrong_at else (token + 1) % vocabulary.size for i, token in enumerate(script)]
     target, draft = (ScriptedContext(vocabulary, prompt, tokens, end) for tokens in (script, drafted))
-    pair: Any = SimpleNamespace(target=target, draft=draft)
+    pair: Any = SimpleNamespace(target=target, draft=draft, profile=ProfileLookup(None, None))
     return Session(pair, template=None)

@@ -243,7 +243,7 @@ COMMANDS = [
     ("/set frob 1", "", "there is no setting 'frob'; there are temperature"),
     ("/set rule best", "", "rule is 'best'"),
     ("/gamma 3", "", "γ is 3\n"),
-    ("/gamma auto", "", "γ is chosen by localspec"),
+    ("/gamma auto", "", "as far as it pays"),
     ("/gamma -1", "", "use auto, or a number from 0 to 64"),
     ("/gamma ²", "", "use auto, or a number from 0 to 64"),
     ("/gamma 65", "", "whole number from 0"),
@@ -317,6 +317,13 @@ def test_a_draft_that_was_not_loaded(smollm2_path, monkeypatch):
         chat.say("Hi")
         assert chat.last_turn.answer
         settings = Settings(params=SamplingParams())
-        values = {"num_draft_tokens": 4, "rule": "block", "seed": None, "max_tokens": None, "stop": ()}
+        values = {
+            "num_draft_tokens": 4,
+            "rule": "block",
+            "seed": None,
+            "max_tokens": None,
+            "stop": (),
+            "policy": "adaptive",
+        }
         with pytest.raises(InvalidOptionError, match="need a draft model"):
             settings.take(values, alone)

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from typing import ClassVar
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from localspec.cli.predict import predict
-from localspec.errors import InvalidOptionError, LocalspecError
+from localspec.errors import InvalidOptionError, LocalspecError, ProfileError
 from localspec.theory import expected_tokens, speedup
 
 
@@ -161,3 +162,71 @@ def test_needs_neither_numpy_nor_a_model_library():
         "sys.exit(any(name in sys.modules for name in ('numpy', 'llama_cpp', 'matplotlib', 'jinja2')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+class TestProfile:
+    saved: ClassVar = {
+        "acceptance_rate": 0.75,
+        "cost_ratio": 0.2,
+        "verify_cost": [1.0, 1.2, 1.3],
+        "tokens_per_step": [1.0, 1.8, 2.5, 3.0],
+        "verdict": "whatever",
+    }
+
+    @pytest.fixture
+    def write(self, tmp_path):
+        path = tmp_path / "profile.json"
+
+        def write(**changes):
+            path.write_text(json.dumps(self.saved | changes))
+            return str(path)
+
+        return write
+
+    def test_its_numbers_are_used(self, write):
+        found = json.loads(run("--profile", write(), "--json"))
+        assert found["tokens_per_step"] == [1.0, 1.8, 2.5]  # as far as both lists go
+        assert found["predicted_speedup"] == pytest.approx([1, 1.8 / 1.4, 2.5 / 1.7])
+        assert found["best_num_draft_tokens"] == 2
+        assert "Acceptance rate 0.75" in run("--profile", write())
+
+    def test_options_count_instead(self, write):
+        found = json.loads(run("--profile", write(), "--cost", "0.9", "--json"))
+        assert found["predicted_speedup"] == pytest.approx([1, 1.8 / 2.1, 2.5 / 3.1])
+        found = json.loads(run("--profile", write(), "--alpha", "0.5", "--json"))
+        assert found["tokens_per_step"] == [1.0, 1.5, 1.75]
+        found = json.loads(run("--profile", write(), "--verify-cost", "1,2,3,4", "--json"))
+        assert found["predicted_speedup"] == pytest.approx([1, 1.8 / 2.2, 2.5 / 3.4, 3 / 4.6])
+
+    def test_no_further_than_was_measured(self, write):
+        with pytest.raises(InvalidOptionError, match=r"--max-gamma is 4, and the profile has .* up to 3"):
+            run("--profile", write(), "--max-gamma", "4")
+        with pytest.raises(InvalidOptionError, match="has 3 entries"):
+            run("--profile", write(), "--max-gamma", "3")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"acceptance_rate": None}, "has acceptance_rate None where a number belongs"),
+            ({"cost_ratio": True}, "has cost_ratio True"),
+            ({"verify_cost": None}, "has no list verify_cost"),
+            ({"tokens_per_step": []}, "has no list tokens_per_step"),
+            ({"tokens_per_step": [1, "2"]}, "has tokens_per_step '2'"),
+        ],
+    )
+    def test_refuses_what_is_missing_or_no_number(self, write, changes, message):
+        with pytest.raises(ProfileError, match=message):
+            run("--profile", write(**changes))
+
+    @pytest.mark.parametrize(("content", "message"), [("{", "is not JSON"), ("[]", "is no JSON object")])
+    def test_refuses_another_file(self, tmp_path, content, message):
+        path = tmp_path / "a.json"
+        path.write_text(content)
+        with pytest.raises(ProfileError, match=message):
+            run("--profile", str(path))
+        with pytest.raises(ProfileError, match="cannot read the profile"):
+            run("--profile", str(tmp_path / "none.json"))
+
+    def test_without_it_both_numbers_are_needed(self):
+        with pytest.raises(InvalidOptionError, match="give --alpha and --cost, or a --profile"):
+            run("--alpha", "0.8")

@@ -41,7 +41,7 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
     conversation = load_file(load) if load else Conversation(system)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     screen = Screen(quiet=quiet, show_draft=show_draft)
-    with open_session(values) as session:
+    with open_session(values, say_profile=False) as session:
         settings.take(values, session)
         talk = Talk(session, settings, screen, conversation, interruptible=interactive)
         talk.check()

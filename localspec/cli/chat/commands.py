@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.cli.running import model_lines
 from localspec.conversation import Conversation, load_conversation, save_conversation
 from localspec.errors import InvalidOptionError, PromptError
-from localspec.policy import MAX_DRAFT_TOKENS, check_num_draft_tokens
+from localspec.policy import MAX_DRAFT_TOKENS
 from localspec.sampling import SamplingParams, check_rule
 
 if TYPE_CHECKING:
@@ -183,12 +183,9 @@ def _gamma(talk: Talk, argument: str) -> None:
     if argument:
         if argument != "auto" and not argument.isdecimal():
             raise InvalidOptionError(f"γ is {argument!r}; use auto, or a number from 0 to {MAX_DRAFT_TOKENS}")
-        value = None if argument == "auto" else check_num_draft_tokens(int(argument))
-        talk.session.policy(value)
-        settings.num_draft_tokens = value
-        settings.use_draft = talk.session.pair.draft is not None
+        settings.draft_by(None if argument == "auto" else int(argument), talk.session)
     gamma = settings.gamma
-    talk.screen.note("γ is chosen by localspec" if gamma is None else f"γ is {gamma}")
+    talk.screen.note("The draft goes as far as it pays" if gamma is None else f"γ is {gamma}")
 
 
 def _draft(talk: Talk, argument: str) -> None:

@@ -43,7 +43,6 @@ class MeasuredPolicy:
         self._policy = policy
         self._plain = plain
         self._planned = 0
-        self._reading = True
         self._emitted = 0
         self._drafted = 0
         self._spent_s = 0.0
@@ -54,11 +53,8 @@ class MeasuredPolicy:
         return _PLAIN if self._planned <= _PROBES else self._policy.plan(depth)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take note of a step, except for the first, which read the prompt."""
+        """Take note of a step."""
         self._policy.observe(outcome)
-        if self._reading:
-            self._reading = False
-            return
         seconds = outcome.draft_s + outcome.verify_s + outcome.sampling_s
         if outcome.num_drafted == 0 and outcome.draft_s < 0.1 * outcome.verify_s:
             self._plain.add(seconds)

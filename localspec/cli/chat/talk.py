@@ -14,10 +14,10 @@ from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
 from localspec.cli.running import detail_line, model_lines, status_line
 from localspec.conversation import Conversation
 from localspec.errors import LocalspecError
-from localspec.policy import check_num_draft_tokens
 from localspec.sampling import SamplingParams, check_rule
 from localspec.session import Session, Stream
 from localspec.text import Message
+from localspec.tuning import PolicyName, ProfileLookup
 
 __all__ = ["Settings", "Talk", "introduction"]
 
@@ -28,7 +28,8 @@ class Settings:
 
     Attributes:
         params: how laws are made.
-        num_draft_tokens: γ; None leaves it to the session.
+        num_draft_tokens: γ; None drafts as far as it pays.
+        policy: how that is decided.
         use_draft: False decodes plainly without forgetting γ.
         rule: how drafts are verified.
         seed: of the first answer to a message, which makes a run repeatable; None draws one each time.
@@ -39,6 +40,7 @@ class Settings:
 
     params: SamplingParams
     num_draft_tokens: int | None = None
+    policy: PolicyName = "adaptive"
     use_draft: bool = True
     rule: str = "block"
     seed: int | None = None
@@ -48,13 +50,16 @@ class Settings:
 
     def take(self, values: dict[str, Any], session: Session) -> None:
         """Take over the options of the command line, and refuse at once what no answer could use."""
-        self.num_draft_tokens = values["num_draft_tokens"]
         self.rule = check_rule(values["rule"])
         self.seed, self.max_tokens, self.stop = values["seed"], values["max_tokens"], values["stop"]
+        self.policy = values["policy"]
+        self.draft_by(values["num_draft_tokens"], session)
+
+    def draft_by(self, num_draft_tokens: int | None, session: Session) -> None:
+        """Change γ; raises InvalidOptionError or ProfileError where the session cannot have it."""
+        session.policy(num_draft_tokens, self.policy, self.params)
+        self.num_draft_tokens = num_draft_tokens
         self.use_draft = session.pair.draft is not None
-        if self.num_draft_tokens is not None:
-            check_num_draft_tokens(self.num_draft_tokens)
-            session.policy(self.num_draft_tokens)
 
     @property
     def gamma(self) -> int | None:
@@ -171,17 +176,19 @@ class Talk:
         if dropped:
             turns = "turn" if dropped == 1 else f"{dropped} turns"
             self.screen.note(f"The conversation outgrew the context: the oldest {turns} dropped.")
-        policy = MeasuredPolicy(self.session.policy(self.settings.gamma), self._plain)
+        settings = self.settings
+        policy = self.session.policy(settings.gamma, settings.policy, settings.params)
+        measured = MeasuredPolicy(policy, self._plain)
         with Interrupts(self.interruptible) as interrupts:
             answer = _Answer(self.screen, interrupts)
             stream = self.session.stream(
                 fitted.messages(),
-                self.settings.params,
-                max_tokens=self.settings.max_tokens,
-                seed=None if self.settings.seed is None else self.settings.seed + self._attempts,
-                policy=policy,
-                rule=self.settings.rule,
-                stop=self.settings.stop,
+                settings.params,
+                max_tokens=settings.max_tokens,
+                seed=None if settings.seed is None else settings.seed + self._attempts,
+                policy=measured,
+                rule=settings.rule,
+                stop=settings.stop,
                 progress=answer.progress,
             )
             failure = answer.read(stream)
@@ -189,7 +196,7 @@ class Talk:
             self.conversation = fitted
         else:
             self.conversation = fitted.answer(answer.text, interrupted=failure is not None)
-        self._report(stream, policy, failure, answer.text)
+        self._report(stream, measured, failure, answer.text)
 
     def _report(self, stream: Stream, policy: MeasuredPolicy, failure: BaseException | None, text: str) -> None:
         stats, totals = stream.stats, self.totals
@@ -254,9 +261,19 @@ class _Answer:
 
 def introduction(session: Session) -> list[str]:
     """Return what to say before the first prompt."""
-    lines = model_lines(session.pair)
-    if session.pair.draft is not None:
-        lines.append(
-            "This pair is not measured here: `localspec calibrate` finds the draft length that pays, if any."
-        )
-    return [*lines, "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."]
+    return [
+        *model_lines(session.pair),
+        *_profile_lines(session.pair.profile),
+        "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
+    ]
+
+
+def _profile_lines(lookup: ProfileLookup) -> list[str]:
+    """Return which profile is in use, or why none is."""
+    if lookup.profile is None:
+        # The problem ends with its remedy, `localspec calibrate`.
+        gain = "it finds how far drafting pays here, if at all"
+        return [f"{lookup.problem[:1].upper()}{lookup.problem[1:]} ({gain})"] if lookup.problem else []
+    speeds = [max(verdict.predicted_speedup) for verdict in lookup.profile.verdicts]
+    gain = f"up to {max(speeds):.2f}× plain is expected" if max(speeds) > 1 else "speculation does not pay here"
+    return [f"Measured here on {lookup.profile.created[:10]}: {gain}."]

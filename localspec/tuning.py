@@ -1,0 +1,190 @@
+"""From a loaded pair to a drafting policy: by its profile, or by a rough measurement where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
+from localspec.backend import Context, FlashAttention, Span
+from localspec.backend.identity import cpu_name, file_fingerprint
+from localspec.backend.llamacpp import native_build
+from localspec.backend.threads import usable_cores
+from localspec.curves import CostCurve, CostCurves, PassCost
+from localspec.errors import ProfileError
+from localspec.plans import EvaluationPlan
+from localspec.policy import FixedPolicy, Policy
+from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, predicted_speedups
+from localspec.registry import cache_dir
+from localspec.sampling import SamplingParams
+
+__all__ = [
+    "PROFILE_DEPTH",
+    "PolicyName",
+    "ProfileLookup",
+    "RoughProfile",
+    "look_up_profile",
+    "measure_roughly",
+    "policy_for",
+    "profile_directory",
+    "profile_key",
+]
+
+PolicyName = Literal["adaptive", "calibrated"]
+
+PROFILE_DEPTH = 256
+"""Tokens in the cache for which speedups are predicted: a short chat, or a function being written."""
+
+_WORTHWHILE = 1.02  # predicted speedup below which the noise of a machine is larger than the gain
+_ROUGH_SIZES = (1, 2, 4, 8)
+_POOLED = "all"
+
+
+def profile_directory() -> Path:
+    """Return where profiles are kept."""
+    return cache_dir() / "profiles"
+
+
+def profile_key(
+    target: Path, draft: Path, *, threads: int | None, flash_attention: FlashAttention = "auto"
+) -> ProfileKey:
+    """Return what a profile of these two files must have been measured with to hold here and now."""
+    return ProfileKey(
+        target=file_fingerprint(target),
+        draft=file_fingerprint(draft),
+        cpu=cpu_name(),
+        threads=threads or usable_cores(),
+        build=native_build(),
+        flash_attention=flash_attention,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileLookup:
+    """The profile of a pair, or why there is none to use."""
+
+    profile: Profile | None
+    problem: str | None
+
+
+def look_up_profile(target: Path, draft: Path, *, threads: int | None) -> ProfileLookup:
+    """Return the profile of two files on this machine; a damaged or foreign one is a problem, not an error."""
+    try:
+        return ProfileLookup(find(profile_directory(), profile_key(target, draft, threads=threads)), None)
+    except ProfileError as error:
+        return ProfileLookup(None, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class RoughProfile:
+    """Costs measured in a second, at the start of a session."""
+
+    target: CostCurves
+    draft: CostCurves
+
+
+def measure_roughly(target: Context, draft: Context) -> RoughProfile:
+    """Measure a few passes over both models, two of each; sequence 0 is emptied.
+
+    Enough to see whether verification is cheap, not enough to trust for more than a session.
+    """
+    curves = [_rough_curve(target, _ROUGH_SIZES), _rough_curve(draft, (1, 2))]
+    return RoughProfile(*curves)
+
+
+def _rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
+    token = context.vocabulary_size // 2
+    context.truncate(0, 0)
+    points = []
+    for size in sizes:
+        if size > context.capacity:
+            break
+        times = []
+        for _ in range(3):  # the first builds the graph of this size
+            started = perf_counter()
+            context.decode([Span(0, [token] * size, size)])
+            times.append(perf_counter() - started)
+            context.truncate(0, 0)
+        points.append(PassCost(size, size, min(times[1:]), 0.0, len(times) - 1))
+    return CostCurves((CostCurve(0, tuple(points)),))
+
+
+class _Costs:
+    """Measured seconds of a step's parts, as the adaptive policy asks for them."""
+
+    def __init__(
+        self,
+        target: CostCurves,
+        draft: CostCurves,
+        plans: tuple[EvaluationPlan, EvaluationPlan] = (EvaluationPlan(), EvaluationPlan()),
+        sampler: SamplerCost | None = None,
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._target_plan, self._draft_plan = plans
+        self._sampler = sampler or SamplerCost()
+        self.max_draft_tokens = max(target.sizes) - 1
+
+    def verify_s(self, num_tokens: int, depth: int) -> float:
+        sampling_s = self._sampler.plain_s
+        if num_tokens > 1:
+            sampling_s = self._sampler.step_s + (num_tokens - 1) * self._sampler.draft_s
+        return self._target_plan.seconds(self._target, num_tokens, depth) + sampling_s
+
+    def draft_s(self, num_tokens: int, depth: int) -> float:
+        return self._draft_plan.seconds(self._draft, num_tokens, depth)
+
+
+def policy_for(
+    source: Profile | RoughProfile,
+    params: SamplingParams,
+    *,
+    name: PolicyName = "adaptive",
+    max_draft_tokens: int = 8,
+) -> Policy:
+    """Return the policy that measured costs and agreement recommend for these sampling settings.
+
+    Args:
+        source: what was measured.
+        params: the temperature decides which of the profile's agreements counts: the nearest.
+        name: "adaptive" decides token by token; "calibrated" uses the best length on average.
+        max_draft_tokens: the longest draft.
+    """
+    if isinstance(source, RoughProfile):
+        return AdaptivePolicy(_limited(_Costs(source.target, source.draft), max_draft_tokens), UNCALIBRATED)
+    speedups = {a.kind: _speedups(source, a) for a in _at_temperature(source, params.temperature)}
+    gains = [max(speed) for speed in speedups.values()]
+    if name == "calibrated":
+        pooled = speedups.get(_POOLED) or next(iter(speedups.values()))
+        return FixedPolicy(max(range(len(pooled)), key=pooled.__getitem__))
+    plans = (source.target_plan, source.draft_plan)
+    model = min(source.confidence, key=lambda c: abs(c.temperature - params.temperature)).model
+    return AdaptivePolicy(
+        _limited(_Costs(source.target, source.draft, plans, source.sampler), max_draft_tokens),
+        model,
+        worthwhile=max(gains) >= _WORTHWHILE,
+    )
+
+
+def _limited(costs: _Costs, max_draft_tokens: int) -> _Costs:
+    costs.max_draft_tokens = min(costs.max_draft_tokens, max_draft_tokens)
+    return costs
+
+
+def _at_temperature(profile: Profile, temperature: float) -> list[KindAgreement]:
+    nearest = min({a.temperature for a in profile.agreement}, key=lambda t: abs(t - temperature))
+    return [a for a in profile.agreement if a.temperature == nearest]
+
+
+def _speedups(profile: Profile, agreement: KindAgreement) -> tuple[float, ...]:
+    return predicted_speedups(
+        agreement.tokens_per_step(),
+        target=profile.target,
+        draft=profile.draft,
+        depth=PROFILE_DEPTH,
+        target_plan=profile.target_plan,
+        draft_plan=profile.draft_plan,
+        sampler=profile.sampler,
+    )
