@@ -17,7 +17,7 @@ pexpect = pytest.importorskip("pexpect")
 pytestmark = [pytest.mark.model, pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")]
 
 ROOT = Path(__file__).resolve().parents[2]
-READY = "\x1b\\[\\?2004h"  # the editor asks for bracketed pastes when it shows a prompt
+READY, TAKEN = "\x1b\\[\\?2004h", "\x1b\\[\\?2004l"  # the editor asks for bracketed pastes while it shows a prompt
 STATUS = r"\d+ tokens, [\d.]+ tokens/s"
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b[=>]")
 
@@ -86,7 +86,7 @@ def smol(open_terminal, smollm2_path):
 
 
 def lines(count):
-    return "".join(f"    value_{i} = compute({i})\n" for i in range(count))
+    return "".join(f"x{i} = {i}\n" for i in range(count))
 
 
 def saved(path):
@@ -94,7 +94,7 @@ def saved(path):
 
 
 def test_a_terminal_session(smol, smollm2_path, tmp_path):
-    chat = smol("--draft", smollm2_path, "--show-draft")
+    chat = smol("--draft", smollm2_path, "--show-draft", "--gamma", "3")
     shown = chat.say("Hello!")
     assert re.search(STATUS, shown)
     assert "\x1b[32m" in shown, "what was drafted is green"
@@ -153,7 +153,7 @@ def test_control_c_at_the_prompt(smol):
 def test_keys_typed_during_an_answer_wait_for_the_prompt(smol):
     chat = smol("--max-tokens", "60")
     chat.type("Tell me a long story about a fox.")
-    chat.child.expect("\x1b\\[\\?2004l")
+    chat.child.expect(TAKEN)
     chat.child.expect("[A-Za-z]{3}")
     chat.type("/tokens later")
     before = chat.ready()
@@ -169,7 +169,8 @@ def test_resizing_is_survived(smol):
         time.sleep(0.2)
     chat.type("")
     chat.child.setwinsize(20, 50)
-    assert re.search(STATUS, chat.ready())
+    chat.child.expect(STATUS)
+    chat.ready()
     assert chat.leave() == 0
 
 
@@ -187,14 +188,16 @@ def test_the_default_pair(open_terminal, qwen_target_path, qwen_draft_path, tmp_
         time.sleep(seconds)
         chat.interrupt()
         assert "what there is of the answer is kept" in chat.ready()
-    chat.paste(lines(90))
+    chat.paste(lines(200))
     chat.type("")
     chat.child.expect(r"\(reading: \d+ of \d+ tokens\)")
     chat.interrupt()
     assert "/retry asks again" in chat.ready()
     chat.say("/set max_tokens 24")
-    chat.say("Now one that multiplies them.")
+    chat.type("Now one that multiplies them.")
+    chat.child.expect(TAKEN)
     chat.child.setwinsize(30, 60)
+    chat.ready()
     chat.say(f"/save {talk}")
     chat.say("Which of them is commutative?")
     chat.say("/clear")
