@@ -42,7 +42,7 @@ def reference(
     order = ["top_k", "typical_p", "top_p", "min_p"]
     if params.sampler_order == "huggingface":
         if temperature == 0:
-            return _point(row[0][0], len(values)), math.inf
+            return _point(row[0][0], len(values)), _lead(row)
         row = [(token, (value - row[0][1]) / temperature) for token, value in row]
         temperature, order = 1.0, ["top_k", "top_p", "min_p", "typical_p"]
     slack = math.inf
@@ -50,11 +50,16 @@ def reference(
         row, close = _CUTS[stage](row, params)
         slack = min(slack, close)
     if temperature == 0:
-        return _point(row[0][0], len(values)), slack
+        return _point(row[0][0], len(values)), min(slack, _lead(row))
     out = np.zeros(len(values))
     for token, value in row:
         out[token] = math.exp((value - row[0][1]) / temperature)
     return out / math.fsum(out), slack
+
+
+def _lead(row: list[tuple[int, float]]) -> float:
+    """How far the first of a sorted row is ahead: an exact tie is one to everybody, one within rounding is not."""
+    return min((row[0][1] - value for _, value in row[1:] if value != row[0][1]), default=math.inf)
 
 
 def _point(token: int, size: int) -> NDArray[np.float64]:
