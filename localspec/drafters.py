@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from localspec.backend import Context, Span
 from localspec.errors import InvalidLogitsError
 from localspec.policy import DraftPlan
-from localspec.sampling import Law, SamplingParams, StepNoise, make_law
+from localspec.sampling import Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
 
 Row = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -31,6 +31,7 @@ class DraftRequest:
         plan: decides token by token.
         params: how draft laws are made.
         noise: where the draws come from.
+        coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
     """
 
     sequence: int
@@ -39,6 +40,13 @@ class DraftRequest:
     plan: DraftPlan
     params: SamplingParams
     noise: StepNoise
+    coupled_seed: int | None = None
+
+    def draw(self, law: Law, index: int) -> int:
+        """Return a token drawn from ``law``, to be the step's drafted token number ``index``, from 0."""
+        if self.coupled_seed is None:
+            return law.draw(self.noise.next())
+        return law.race(PositionNoise(self.coupled_seed, len(self.history) + index))
 
 
 @dataclass(slots=True)
@@ -117,10 +125,10 @@ class ModelDrafter:
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
         drafts = [Draft() for _ in requests]
-        active = list(zip(requests, drafts, strict=True))
-        while active := [(r, d) for r, d in active if len(d.tokens) < r.limit and r.plan.runs()]:
-            rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d in active])
-            active = [pair for pair, row in zip(active, rows, strict=True) if self._draw(*pair, row)]
+        active = [(r, d, RecentTokens(r.params, r.history)) for r, d in zip(requests, drafts, strict=True)]
+        while active := [entry for entry in active if len(entry[1].tokens) < entry[0].limit and entry[0].plan.runs()]:
+            rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d, _ in active])
+            active = [entry for entry, row in zip(active, rows, strict=True) if self._draw(*entry, row)]
         return drafts
 
     def keep(self, sequence: int, length: int) -> None:
@@ -132,15 +140,15 @@ class ModelDrafter:
         past = len(request.history)
         return [*request.history[held:], *draft.tokens[max(0, held - past) :]]
 
-    def _draw(self, request: DraftRequest, draft: Draft, row: Row) -> bool:
+    def _draw(self, request: DraftRequest, draft: Draft, recent: RecentTokens, row: Row) -> bool:
         """Extend ``draft`` by a token drawn from ``row``; return whether another may follow."""
         try:
-            law = make_law(row[: self._shared_size], request.params)
+            law = make_law(row[: self._shared_size], request.params, recent.then(draft.tokens))
         except InvalidLogitsError:
             return False  # the target's rows decide what becomes of the step
         if not request.plan.draws(lambda: draft_confidence(row[: self._shared_size], law, request.params)):
             return False
-        token = law.draw(request.noise.next())
+        token = request.draw(law, len(draft.tokens))
         draft.tokens.append(token)
         draft.laws.append(law)
         return not self._ends_generation(token)

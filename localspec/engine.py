@@ -24,7 +24,17 @@ from localspec.drafters import Draft, Drafter, DraftRequest, chunk_size, read_ah
 from localspec.errors import ContextOverflowError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
 from localspec.policy import StepOutcome
-from localspec.sampling import Law, SamplingParams, StepNoise, Stream, make_law, verify_laws
+from localspec.sampling import (
+    Law,
+    RecentTokens,
+    SamplingParams,
+    StepNoise,
+    Stream,
+    Verification,
+    make_law,
+    verify_coupled,
+    verify_laws,
+)
 
 __all__ = ["Engine"]
 
@@ -146,7 +156,8 @@ class Engine:
             return None
         params = g.request.draft_params or g.request.params
         noise = StepNoise(g.request.seed, depth, Stream.DRAFT)
-        return DraftRequest(g.sequence, g.history, limit, plan, params, noise)
+        coupled_seed = g.request.seed if g.request.rule == "coupled" else None
+        return DraftRequest(g.sequence, g.history, limit, plan, params, noise, coupled_seed)
 
     def _evaluable(self, tokens: list[int]) -> list[int]:
         """Return the tokens before the first one the target does not have.
@@ -159,15 +170,7 @@ class Engine:
     def _accept(self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes) -> Step:
         started = perf_counter()
         depth = len(g.history)
-        params = g.request.params
-        verification = verify_laws(
-            _Laws(logits, params),
-            draft.laws,
-            draft.tokens,
-            # With point masses both rules are the same, and this one needs no residuals.
-            rule="token" if params.greedy else g.request.rule,
-            uniforms=StepNoise(g.request.seed, depth, Stream.VERIFY),
-        )
+        verification = self._verify(g, draft, logits)
         emitted = self._emit(g, [*draft.tokens[: verification.num_accepted], verification.next_token])
         num_accepted = min(verification.num_accepted, len(emitted))
         # What was drafted past an end is no evidence about the draft.
@@ -187,6 +190,16 @@ class Engine:
                 )
             )
         return Step(emitted, num_accepted)
+
+    def _verify(self, g: Generation, draft: Draft, logits: NDArray[np.float32]) -> Verification:
+        request, depth = g.request, len(g.history)
+        laws = _Laws(logits, request.params, g.history, draft.tokens)
+        if request.rule == "coupled":
+            return verify_coupled(laws, draft.tokens, seed=request.seed, position=depth)
+        # Where the target's laws are point masses both rules are the same, and the token rule needs no residuals.
+        rule = "token" if request.params.greedy else request.rule
+        noise = StepNoise(request.seed, depth, Stream.VERIFY)
+        return verify_laws(laws, draft.laws, draft.tokens, rule=rule, uniforms=noise)
 
     def _emit(self, g: Generation, tokens: list[int]) -> list[int]:
         for i, token in enumerate(tokens):
@@ -215,9 +228,13 @@ class Engine:
 class _Laws(Sequence[Law]):
     """The target's laws, each made when the rule first asks for it."""
 
-    def __init__(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
+    def __init__(
+        self, logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int], drafted: Sequence[int]
+    ) -> None:
         self._logits = logits
         self._params = params
+        self._recent = RecentTokens(params, history)
+        self._drafted = drafted
         self._laws: dict[int, Law] = {}
 
     def __len__(self) -> int:
@@ -225,5 +242,6 @@ class _Laws(Sequence[Law]):
 
     def __getitem__(self, index: int) -> Law:  # type: ignore[override]  # slices are not asked for
         if index not in self._laws:
-            self._laws[index] = make_law(self._logits[index], self._params)
+            recent = self._recent.then(self._drafted[:index])
+            self._laws[index] = make_law(self._logits[index], self._params, recent)
         return self._laws[index]

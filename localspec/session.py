@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -164,6 +164,7 @@ class Session:
     Attributes:
         pair: the files, contexts and vocabulary.
         engine: the loop over them.
+        default_params: llama.cpp's defaults, and above them what the target's entry in models.toml recommends.
     """
 
     def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
@@ -175,6 +176,7 @@ class Session:
         self._policies: dict[tuple[PolicyName, float], Policy] = {}
         profile = pair.profile.profile
         target: Context = pair.target
+        self.default_params = _default_params(pair)
         drafter = None
         if pair.draft is not None:
             draft: Context = pair.draft
@@ -217,6 +219,7 @@ class Session:
         num_draft_tokens: int | None = None,
         policy: PolicyName | Policy = "adaptive",
         rule: str = "block",
+        draft_temperature: float | None = None,
         stop: Iterable[str] = (),
         raw: bool = False,
         special: bool = False,
@@ -226,14 +229,17 @@ class Session:
 
         Args:
             prompt: see ``encode``, as ``raw`` and ``special``.
-            params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
+            params: how laws are made; default ``default_params``: llama.cpp's own (temperature 0.8, top-k 40,
+                top-p 0.95, min-p 0.05) unless models.toml recommends others for the target.
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
             num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
             policy: what ``Session.policy`` returned, or a name: "adaptive" decides token by token what pays,
                 "calibrated" takes the length that calibration found best on average. Without a profile costs are
                 measured for a second at the first use.
-            rule: "block" or "token"; both are exact.
+            rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
+                drafts (``docs/seeds.md``).
+            draft_temperature: the draft's, where it shall not be the target's.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
@@ -245,8 +251,8 @@ class Session:
             PromptError: the prompt cannot be used or does not fit.
             EvaluationError: a model pass failed.
         """
+        params = self._checked(self.default_params if params is None else params)
         transcript = _Transcript(self.vocabulary, stop)
-        params = LLAMACPP_DEFAULTS if params is None else params
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
@@ -254,6 +260,7 @@ class Session:
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
             policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
+            draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
             watch=transcript.watch,
             progress=progress,
         )
@@ -276,6 +283,14 @@ class Session:
         with self._exclusively():
             (step,) = self.engine.step([generation])
         return step
+
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        ids = [*(token for token, _ in params.biases), *params.banned]
+        if ids and max(ids) >= self.vocabulary.size:
+            raise InvalidOptionError(
+                f"token {max(ids)} cannot be biased or banned; this model's ids end at {self.vocabulary.size - 1}"
+            )
+        return params
 
     def policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
         """Return what decides how much to draft; arguments as ``stream``.
@@ -365,6 +380,20 @@ def load_pair(
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
+
+
+def _default_params(pair: LoadedPair) -> SamplingParams:
+    try:
+        return replace(LLAMACPP_DEFAULTS, **pair.sampling.settings())  # type: ignore[arg-type]  # checked by it
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
+
+
+def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:
+    try:
+        return replace(params, temperature=temperature)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
 
 
 def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:

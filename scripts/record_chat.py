@@ -20,15 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "transcript.md"
 
-ARGUMENTS = ("--temperature", "0", "--max-tokens", "160", "--gamma", "4")
+ARGUMENTS = ("--temperature", "0", "--max-tokens", "160")
 SAID = (
     "Write a Python function that returns the n-th Fibonacci number. Code only.",
+    "/gamma 4",
     "Rename its argument to `index` and add a docstring. Code only.",
     "/stats",
     "/draft off",
     "/retry",
     "/tokens def fibonacci(index):",
-    "Why is it slow for large numbers, if it is? One sentence.",
+    "/gamma auto",
+    "Why may it be slow for large numbers? One sentence.",
 )
 
 _QUIET_S = 1.0  # silence after which a command that prints nothing counts as done

@@ -50,9 +50,9 @@ def generate(
     if as_json and json_stream:
         raise InvalidOptionError("--json and --json-stream exclude each other; give one of them")
     text = _prompt(prompt, system, messages, raw=values["raw"])
-    params = sampling_params(values)
+    sampling_params(dict(values))  # what is out of range is said before anything is loaded
     with open_session(values) as session:
-        stream = session.stream(text, params, **values)
+        stream = session.stream(text, sampling_params(values, session.default_params), **values)
         if as_json:
             for _event in stream:
                 pass

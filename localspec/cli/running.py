@@ -50,7 +50,7 @@ def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: f
 
     Args:
         stats: what it took.
-        num_draft_tokens: γ as set; None if it was chosen step by step.
+        num_draft_tokens: γ as set, 0 without a draft; None if it was chosen step by step.
         speedup: over plain decoding, where that was measured.
     """
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
@@ -59,6 +59,8 @@ def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: f
         parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
         gamma = f"{stats.drafted / stats.steps:.1f} on average" if num_draft_tokens is None else num_draft_tokens
         parts.append(f"γ {gamma}")
+    elif num_draft_tokens is None:
+        parts.append("nothing drafted")
     if speedup is not None:
         parts.append(f"{speedup:.2f}× plain")
     return "; ".join(parts)

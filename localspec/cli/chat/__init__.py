@@ -37,11 +37,12 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
 
     if load and system:
         raise InvalidOptionError("--load brings its own system text; leave out --system, or change it with /system")
-    settings = Settings(params=sampling_params(values), show_stats=stats)
+    sampling_params(dict(values))  # what is out of range is said before anything is loaded
     conversation = load_file(load) if load else Conversation(system)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     screen = Screen(quiet=quiet, show_draft=show_draft)
     with open_session(values, say_profile=False) as session:
+        settings = Settings(params=sampling_params(values, session.default_params), show_stats=stats)
         settings.take(values, session)
         talk = Talk(session, settings, screen, conversation, interruptible=interactive)
         talk.check()

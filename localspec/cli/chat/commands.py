@@ -130,12 +130,22 @@ def _setters() -> dict[str, Callable[[Settings, str], None]]:
         for field in dataclasses.fields(SamplingParams)
         if str(field.type) in readers
     }
+
+    def optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
+        return lambda text: None if text == "none" else read(text)
+
     return setters | {
-        "seed": lambda settings, value: setattr(settings, "seed", _optional(value, 0)),
-        "max_tokens": lambda settings, value: setattr(settings, "max_tokens", _optional(value, 1)),
-        "rule": lambda settings, value: setattr(settings, "rule", check_rule(value)),
-        "stop": lambda settings, value: setattr(settings, "stop", () if value == "none" else (value,)),
+        "penalty_last_n": partial(_set_param, "penalty_last_n", optional(_int)),
+        "draft_temperature": partial(_assign, "draft_temperature", optional(_float)),
+        "seed": partial(_assign, "seed", optional(partial(_at_least, 0))),
+        "max_tokens": partial(_assign, "max_tokens", optional(partial(_at_least, 1))),
+        "rule": partial(_assign, "rule", check_rule),
+        "stop": partial(_assign, "stop", lambda text: () if text == "none" else (text,)),
     }
+
+
+def _assign(name: str, read: Callable[[str], Any], settings: Settings, value: str) -> None:
+    setattr(settings, name, read(value))
 
 
 def _set_param(name: str, read: Callable[[str], Any], settings: Settings, value: str) -> None:
@@ -163,9 +173,7 @@ def _int(value: str) -> int:
         raise InvalidOptionError(f"{value!r} is not a whole number") from None
 
 
-def _optional(value: str, least: int) -> int | None:
-    if value == "none":
-        return None
+def _at_least(least: int, value: str) -> int:
     number = _int(value)
     if number < least:
         raise InvalidOptionError(f"it is {number}; use {least} or more, or none")

@@ -32,6 +32,7 @@ class Settings:
         policy: how that is decided.
         use_draft: False decodes plainly without forgetting γ.
         rule: how drafts are verified.
+        draft_temperature: the draft's own; None is the target's.
         seed: of the first answer to a message, which makes a run repeatable; None draws one each time.
         max_tokens: the longest answer; None is as long as the context holds.
         stop: strings that end an answer.
@@ -43,6 +44,7 @@ class Settings:
     policy: PolicyName = "adaptive"
     use_draft: bool = True
     rule: str = "block"
+    draft_temperature: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class Settings:
         """Take over the options of the command line, and refuse at once what no answer could use."""
         self.rule = check_rule(values["rule"])
         self.seed, self.max_tokens, self.stop = values["seed"], values["max_tokens"], values["stop"]
-        self.policy = values["policy"]
+        self.policy, self.draft_temperature = values["policy"], values["draft_temperature"]
         self.draft_by(values["num_draft_tokens"], session)
 
     def draft_by(self, num_draft_tokens: int | None, session: Session) -> None:
@@ -188,6 +190,7 @@ class Talk:
                 seed=None if settings.seed is None else settings.seed + self._attempts,
                 policy=measured,
                 rule=settings.rule,
+                draft_temperature=settings.draft_temperature,
                 stop=settings.stop,
                 progress=answer.progress,
             )
