@@ -330,6 +330,13 @@ def test_a_draft_that_was_not_loaded(smollm2_path, monkeypatch):
             "max_tokens": None,
             "stop": (),
             "policy": "adaptive",
+            "draft_temperature": None,
         }
-        with pytest.raises(InvalidOptionError, match="need a draft model"):
-            settings.take(values, alone)
+        for change, complaint in (
+            ({}, "need a draft model"),
+            ({"max_tokens": 0}, "max_tokens is 0"),
+            ({"stop": ("",)}, "stop string ''"),
+            ({"rule": "best"}, "rule is 'best'"),
+        ):
+            with pytest.raises(InvalidOptionError, match=complaint):
+                settings.take(values | change, alone)

@@ -13,10 +13,10 @@ from localspec.cli.chat.screen import Screen, hidden_keys
 from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
 from localspec.cli.running import detail_line, model_lines, status_line
 from localspec.conversation import Conversation
-from localspec.errors import LocalspecError
+from localspec.errors import InvalidOptionError, LocalspecError
 from localspec.sampling import SamplingParams, check_rule
 from localspec.session import Session, Stream
-from localspec.text import Message
+from localspec.text import Message, StopStrings
 from localspec.tuning import PolicyName, ProfileLookup
 
 __all__ = ["Settings", "Talk", "introduction"]
@@ -54,6 +54,9 @@ class Settings:
         """Take over the options of the command line, and refuse at once what no answer could use."""
         self.rule = check_rule(values["rule"])
         self.seed, self.max_tokens, self.stop = values["seed"], values["max_tokens"], values["stop"]
+        StopStrings(self.stop)  # checks them
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidOptionError(f"max_tokens is {self.max_tokens}; use 1 or more")
         self.policy, self.draft_temperature = values["policy"], values["draft_temperature"]
         self.draft_by(values["num_draft_tokens"], session)
 
