@@ -60,6 +60,14 @@ def test_a_message_that_cannot_fit_is_refused_with_both_counts():
         Conversation().ask("x " * 10).fit(words, 12, 0)
 
 
+def test_dropping_makes_room_for_several_turns():
+    talk = Conversation("", tuple(Turn("q", "a") for _ in range(20))).ask("m")  # 6 words a turn
+    fitted = talk.fit(words, 100, 20)
+    assert words(fitted.messages()) <= 50 < words(replace(fitted, num_dropped=fitted.num_dropped - 1).messages())
+    large = talk.ask("m " * 60).fit(words, 100, 20)
+    assert 70 < words(large.messages()) <= 80, "half is out of reach, and as much as fits is kept"
+
+
 sizes = st.integers(1, 30)
 
 
