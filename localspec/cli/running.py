@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localspec.loading import LoadedPair
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_lines", "open_session", "status_line"]
+__all__ = ["detail_line", "model_lines", "note", "open_session", "status_line"]
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -30,7 +30,7 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
     show_native_log(is_verbose())
     use_draft = not values.pop("no_draft")
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
-    with _note("loading the models ..."):
+    with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
     if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
         click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
@@ -77,7 +77,7 @@ def detail_line(stats: Stats, seed: int) -> str:
 
 
 @contextmanager
-def _note(text: str) -> Iterator[None]:
+def note(text: str) -> Iterator[None]:
     """Show a text on a terminal's stderr while a block runs, and take it away again."""
     shown = sys.stderr.isatty()
     if shown:

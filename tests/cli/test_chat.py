@@ -240,7 +240,7 @@ COMMANDS = [
     ("/help", "/tokens TEXT", ""),
     ("/tokens <|im_end|>", '7 tokens: 44 "<"', ""),
     ("/tokens", "0 tokens\n", ""),
-    ("/set", "temperature  0\n", ""),
+    ("/set", "temperature         0\n", ""),
     ("/set top-k 7", "", "top_k is 7\n"),
     ("/set temperature hot", "", "'hot' is not a number"),
     ("/set temperature", "", "needs a value, such as /set temperature 0"),

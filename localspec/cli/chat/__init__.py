@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import open_session
+from localspec.cli.running import note, open_session
 from localspec.errors import InvalidOptionError
 
 __all__ = ["chat"]
@@ -43,9 +43,10 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
     screen = Screen(quiet=quiet, show_draft=show_draft)
     with open_session(values, say_profile=False) as session:
         settings = Settings(params=sampling_params(values, session.default_params), show_stats=stats)
-        settings.take(values, session)
         talk = Talk(session, settings, screen, conversation, interruptible=interactive)
-        talk.check()
+        with note("getting ready ..."):  # without a profile, a few passes are timed
+            settings.take(values, session)
+            talk.check()
         if interactive:
             screen.note("\n".join(introduction(session)))
         reader = open_reader(interactive)

@@ -93,8 +93,8 @@ def _help(talk: Talk, _argument: str) -> None:
     lines = [f"{command.usage:<{width}}  {command.summary}" for command in COMMANDS.values()]
     lines += [
         "",
-        'Alt-Enter, or """ around the text, makes a message of several lines; pasted lines stay together.',
-        "Ctrl-C stops an answer, Ctrl-D leaves. A message that begins with a slash takes two of them.",
+        'Alt-Enter starts a new line, and so does Enter between """ and """.',
+        "Ctrl-C stops an answer, Ctrl-D leaves. // begins a message with a slash.",
     ]
     talk.screen.result("\n".join(lines))
 
@@ -112,7 +112,7 @@ def _set(talk: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     name = name.replace("-", "_")
     if name in ("", "show"):
-        talk.screen.result("\n".join(f"{name:<12} {_shown(talk.settings, name)}" for name in setters))
+        talk.screen.result("\n".join(f"{name:<18}  {_shown(talk.settings, name)}" for name in setters))
         return
     if name not in setters:
         raise InvalidOptionError(f"there is no setting {name!r}; there are {', '.join(setters)}")
@@ -268,7 +268,10 @@ def _model(talk: Talk, _argument: str) -> None:
     used = len(session.encode(messages)) if (messages := talk.conversation.messages()) else 0
     lines = model_lines(session.pair)
     lines += [str(context.model.path) for context in (session.pair.target, session.pair.draft) if context]
-    lines.append(f"{used} of {session.context} tokens of context in use; {session.pair.target.threads} threads")
+    threads = session.pair.target.threads
+    lines.append(
+        f"{used} of {session.context} tokens of context in use; {threads} thread{'s' if threads > 1 else ''} per pass"
+    )
     talk.screen.result("\n".join(lines))
 
 
