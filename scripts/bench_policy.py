@@ -3,9 +3,9 @@
     python scripts/bench_policy.py            writes benchmarks/policy.json
 
 Both pairs are calibrated first (in processes of their own, at temperature 0.7), so that the profiles are those of
-this run, and on the very prompts of the benchmark, so that what is compared is the prediction and not the luck of a text.
-In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take
-turns; trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
+this run, and on the prompts of the benchmark, so that what is compared is the prediction and not the luck of a text.
+In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take turns;
+trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
 """
 
 from __future__ import annotations
