@@ -59,7 +59,8 @@ class Engine:
 
         Raises:
             ContextOverflowError: the prompt leaves no room for a token.
-            InvalidOptionError: the prompt is empty, max_tokens is below 1, or there is no such sequence.
+            InvalidOptionError: the prompt is empty, max_tokens is below 1, a bias or ban names an unknown token, or
+                there is no such sequence.
         """
         if not 0 <= sequence < self.target.num_sequences:
             raise InvalidOptionError(f"sequence is {sequence}; use one from 0 to {self.target.num_sequences - 1}")
@@ -68,6 +69,7 @@ class Engine:
             raise InvalidOptionError("the prompt is empty; give at least one token")
         if request.max_tokens < 1:
             raise InvalidOptionError(f"max_tokens is {request.max_tokens}; use 1 or more")
+        request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.quantize import quantize
 from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
 from localspec.profile import Profile
+from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile
 
 __all__ = ["LoadedPair", "ModelFiles", "find_files", "load_models"]
@@ -51,6 +52,14 @@ class LoadedPair:
     draft_header: ModelHeader | None
     profile: ProfileLookup
     sampling: registry.RecommendedSampling = field(default_factory=registry.RecommendedSampling)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """llama.cpp's defaults, and above them what is recommended."""
+        try:
+            return replace(LLAMACPP_DEFAULTS, **self.sampling.settings())  # type: ignore[arg-type]  # it checks them
+        except InvalidOptionError as error:
+            raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
 
     def close(self) -> None:
         """Free both models."""

@@ -20,7 +20,7 @@ from localspec.loading import LoadedPair, load_models
 from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
 from localspec.profile import Profile
-from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
+from localspec.sampling import SamplingParams, check_rule, fresh_seed
 from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, template_source
 from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
 
@@ -176,7 +176,7 @@ class Session:
         self._policies: dict[tuple[PolicyName, float], Policy] = {}
         profile = pair.profile.profile
         target: Context = pair.target
-        self.default_params = _default_params(pair)
+        self.default_params = pair.default_params
         drafter = None
         if pair.draft is not None:
             draft: Context = pair.draft
@@ -251,7 +251,7 @@ class Session:
             PromptError: the prompt cannot be used or does not fit.
             EvaluationError: a model pass failed.
         """
-        params = self._checked(self.default_params if params is None else params)
+        params = self.default_params if params is None else params
         transcript = _Transcript(self.vocabulary, stop)
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
@@ -283,14 +283,6 @@ class Session:
         with self._exclusively():
             (step,) = self.engine.step([generation])
         return step
-
-    def _checked(self, params: SamplingParams) -> SamplingParams:
-        ids = [*(token for token, _ in params.biases), *params.banned]
-        if ids and max(ids) >= self.vocabulary.size:
-            raise InvalidOptionError(
-                f"token {max(ids)} cannot be biased or banned; this model's ids end at {self.vocabulary.size - 1}"
-            )
-        return params
 
     def policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
         """Return what decides how much to draft; arguments as ``stream``.
@@ -380,13 +372,6 @@ def load_pair(
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
-
-
-def _default_params(pair: LoadedPair) -> SamplingParams:
-    try:
-        return replace(LLAMACPP_DEFAULTS, **pair.sampling.settings())  # type: ignore[arg-type]  # checked by it
-    except InvalidOptionError as error:
-        raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
 
 
 def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:

@@ -630,7 +630,8 @@ def test_the_policy_is_told_what_came_of_it() -> None:
     generation = fresh.start(asked)
     run(fresh, generation)
     numbers = [(o.num_drafted, o.num_accepted, o.num_emitted, o.depth) for o in seen]
-    assert numbers == [(0, 0, 1, 7), (4, 2, 3, 8), (2, 2, 3, 11)]
+    # Not of the first pass: it read the prompt, and its time says nothing about decoding.
+    assert numbers == [(4, 2, 3, 8), (2, 2, 3, 11)]
     assert all(min(o.draft_s, o.verify_s, o.sampling_s) >= 0 for o in seen)
 
 

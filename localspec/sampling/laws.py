@@ -71,7 +71,7 @@ class DenseLaw:
         size = len(self.weights)
         heaviest = np.maximum.reduceat(self.weights, starts(size, GROUP)).astype(np.float64)
         least, owners = noise.least(np.arange(len(heaviest)))
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             # The winner is no later than any token tried: those with the least noise, and those around the heaviest.
             ids, weights = self._members(np.array([heaviest.argmax()]))
             soonest = (noise.at(ids) / weights).min()
@@ -139,7 +139,7 @@ class SparseLaw:
 
     def race(self, noise: PositionNoise) -> int:
         """Return the token x with the least E(x)/p(x), the lowest id among equals: a draw by shared noise."""
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return int(self.ids[(noise.at(self.ids) / self.probs).argmin()])
 
     def dense(self, size: int) -> NDArray[np.float64]:

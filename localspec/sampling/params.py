@@ -59,7 +59,7 @@ class SamplingParams:
         presence_penalty: taken off a recent token's logit once; in [−100, 100].
         penalty_last_n: how many tokens are recent, the prompt's included; None counts all.
         logit_bias: pairs of a token id and what is added to its logit, within ±1e6; a mapping is taken too. Kept
-            sorted. Ids past the vocabulary do nothing.
+            sorted.
         banned: ids that are never sampled; kept sorted.
         sampler_order: "llamacpp" or "huggingface".
 
@@ -140,6 +140,14 @@ class SamplingParams:
     def penalises(self) -> bool:
         """Whether laws depend on earlier tokens."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    def check_ids(self, vocabulary_size: int) -> None:
+        """Raise InvalidOptionError if a bias or a ban is about an id outside the vocabulary."""
+        ids = [*(token for token, _ in self.biases), *self.banned]
+        if ids and max(ids) >= vocabulary_size:
+            raise InvalidOptionError(
+                f"token {max(ids)} cannot be biased or banned; this model's ids end at {vocabulary_size - 1}"
+            )
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

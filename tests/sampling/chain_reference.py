@@ -68,6 +68,10 @@ def _point(token: int, size: int) -> NDArray[np.float64]:
     return out
 
 
+def _lead(row: Row) -> float:
+    return row[0][1] - row[1][1] if len(row) > 1 else math.inf
+
+
 def _probs(row: Row) -> list[float]:
     weights = [math.exp(value - row[0][1]) for _, value in row]
     total = math.fsum(weights)

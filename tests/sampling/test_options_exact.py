@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
-from localspec.generation import Request
+from localspec.errors import InvalidLogitsError, InvalidOptionError
+from localspec.generation import Generation, Request
 from localspec.policy import FixedPolicy
 from localspec.sampling import RecentTokens, SamplingParams, law, make_law, verification_law
 from tests.fakes import FakeContext, MarkovModel
@@ -214,3 +215,26 @@ def test_the_engine_draws_from_these_laws() -> None:
         draft = replace(params, temperature=1.5) if name == "everything" else None
         p_values[f"{name}, {rule}"] = g_test(outcomes(params, rule, 1000, draft), joint_of_plain(params))
     assert holm_rejects(p_values, 1e-3) == []
+
+
+def test_settings_no_law_can_be_made_with() -> None:
+    """Unknown ids are refused at once; bans that leave nothing are an error of the target and end a draft."""
+
+    def started(params: SamplingParams, draft: SamplingParams | None = None) -> tuple[Engine, Generation]:
+        drafter = ModelDrafter(FakeContext(DRAFT), vocabulary_size=SIZE, ends_generation=lambda token: False)
+        engine = Engine(FakeContext(TARGET), drafter, ends_generation=lambda token: False)
+        request = Request(
+            prompt=PROMPT, params=params, max_tokens=6, seed=1, policy=FixedPolicy(2), draft_params=draft
+        )
+        return engine, engine.start(request)
+
+    with pytest.raises(InvalidOptionError, match="token 3 cannot be biased or banned"):
+        started(SamplingParams(banned=(3,)))
+    nothing = SamplingParams(banned=(0, 1, 2))
+    engine, generation = started(nothing)
+    with pytest.raises(InvalidLogitsError, match="banned tokens leave none"):
+        engine.step([generation])
+    engine, generation = started(SamplingParams(), nothing)
+    while generation.finish_reason is None:
+        engine.step([generation])
+    assert (generation.stats.tokens, generation.stats.drafted) == (6, 0)
