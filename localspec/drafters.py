@@ -15,8 +15,9 @@ from localspec.policy import DraftPlan
 from localspec.sampling import Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
 
 Row = NDArray[np.float32]
+Progress = Callable[[int, int], None]
 
-__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "draft_confidence", "read_ahead"]
+__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "chunk_size", "draft_confidence", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,11 @@ class Draft:
 class Drafter(Protocol):
     """Proposes continuations."""
 
-    def prefill(self, sequence: int, history: Sequence[int]) -> None:
-        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt."""
+    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
+        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt.
+
+        ``progress`` is called as by ``read_ahead``, and may raise.
+        """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, drafting all sequences together."""
@@ -69,9 +73,7 @@ class Drafter(Protocol):
         """Forget everything past the first ``length`` tokens of a sequence."""
 
 
-def read_ahead(
-    context: Context, sequence: int, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
-) -> None:
+def read_ahead(context: Context, sequence: int, tokens: Sequence[int], progress: Progress | None = None) -> None:
     """Evaluate what ``context`` lacks of ``tokens``, a chunk at a time so that an interrupt is noticed.
 
     Args:
@@ -80,10 +82,20 @@ def read_ahead(
         tokens: what the cache shall hold afterwards; what it holds already must be a prefix.
         progress: called with the tokens held and wanted after each chunk.
     """
+    chunk = chunk_size(context, progress)
     while (held := context.length(sequence)) < len(tokens):
-        context.decode([Span(sequence, tokens[held : held + context.chunk], 0)])
+        context.decode([Span(sequence, tokens[held : held + chunk], 0)])
         if progress:
-            progress(min(held + context.chunk, len(tokens)), len(tokens))
+            progress(min(held + chunk, len(tokens)), len(tokens))
+
+
+def chunk_size(context: Context, progress: Progress | None) -> int:
+    """Return how many tokens to read in one go.
+
+    Who watches may want to interrupt: a quarter of a chunk takes a quarter of the time, and reading as a whole a
+    tenth more (1.5B Q4_K_M on one core: 89 tokens/s by 128, 80 by 32).
+    """
+    return context.chunk if progress is None else max(1, context.chunk // 4)
 
 
 def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
@@ -105,10 +117,10 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
-    def prefill(self, sequence: int, history: Sequence[int]) -> None:
+    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
         """Read all but the last token, unless that is so little that the first draft pass takes it along."""
         if len(history) - self.context.length(sequence) > 2:
-            read_ahead(self.context, sequence, history[:-1])
+            read_ahead(self.context, sequence, history[:-1], progress)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""

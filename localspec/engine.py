@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
-from localspec.drafters import Draft, Drafter, DraftRequest, read_ahead
+from localspec.drafters import Draft, Drafter, DraftRequest, chunk_size, read_ahead
 from localspec.errors import ContextOverflowError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
 from localspec.policy import StepOutcome
@@ -128,7 +128,7 @@ class Engine:
     def _read_prompts(self, generations: Sequence[Generation]) -> None:
         for g in generations:
             # The last chunk of a prompt is left to the common pass, which yields the first token.
-            ahead = len(g.history) - self.target.chunk
+            ahead = len(g.history) - chunk_size(self.target, g.request.progress)
             if ahead > self.target.length(g.sequence):
                 read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
 
@@ -142,7 +142,7 @@ class Engine:
             if g.stats.steps > 0 and (request := self._draft_request(g)):
                 requests[i] = request
                 started = perf_counter()
-                self.drafter.prefill(g.sequence, g.history)
+                self.drafter.prefill(g.sequence, g.history, g.request.progress)
                 g.draft_prefill_s += perf_counter() - started
         for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
             end = len(self._evaluable(draft.tokens)) + 1

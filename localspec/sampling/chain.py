@@ -224,8 +224,9 @@ _CUTS: Mapping[Stage, Callable[[Floats, SamplingParams], Ids]] = {
 def _top_ids(values: Floats, k: int) -> Ids:
     """Return the ids of the k largest values above −inf, largest first, lower id first among equals."""
     if k < len(values) // 64:
-        # The k-th largest of the maxima of groups is a floor that at least k entries reach, and few more do.
-        maxima = np.maximum.reduceat(values, starts(len(values), 64))
+        # The k-th largest of the maxima of groups is a floor that at least k entries reach, and few more do. Large
+        # groups are quicker to go through, as long as there are many more of them than k.
+        maxima = np.maximum.reduceat(values, starts(len(values), 512 if k < len(values) // 2048 else 64))
         floor = float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
     elif k < len(values):
         floor = float(np.partition(values, len(values) - k)[len(values) - k])

@@ -57,6 +57,11 @@ def reference(
     return out / math.fsum(out), slack
 
 
+def _lead(row: list[tuple[int, float]]) -> float:
+    """How far the first of a sorted row is ahead: an exact tie is one to everybody, one within rounding is not."""
+    return min((row[0][1] - value for _, value in row[1:] if value != row[0][1]), default=math.inf)
+
+
 def _point(token: int, size: int) -> NDArray[np.float64]:
     out = np.zeros(size)
     out[token] = 1.0
