@@ -90,7 +90,12 @@ def _as_messages(prompt: Prompt) -> list[Message]:
         if not prompt.strip():
             raise PromptError("the prompt is empty; give it as an argument or on standard input")
         return [Message("user", prompt)]
-    return [m if isinstance(m, Message) else _message(m) for m in prompt]
+    if not isinstance(prompt, Sequence):
+        raise PromptError(f"the prompt is {prompt!r}; it must be a text or a list of messages")
+    messages = [m if isinstance(m, Message) else _message(m) for m in prompt]
+    if not any(m.content.strip() for m in messages):
+        raise PromptError("the prompt is empty; no message has any text")
+    return messages
 
 
 def _message(values: Mapping[str, str]) -> Message:
