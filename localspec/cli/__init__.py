@@ -1,8 +1,8 @@
 """The ``localspec`` command: one module per subcommand, each imported only when it is used.
 
 Whatever goes wrong inside a command, the user sees one line on stderr and an exit code: 1 it could not be
-done, 2 wrong usage or option, 3 a batch finished with error records, 130 interrupted. A command raises what
-it met; only one that printed its own account of a failure calls ``ctx.exit(code)``.
+done, 2 wrong usage or option, 130 interrupted. A command raises what it met; only one
+that printed its own account of a failure calls ``ctx.exit(code)``.
 """
 
 from __future__ import annotations

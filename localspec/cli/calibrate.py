@@ -56,7 +56,7 @@ def calibrate(
 ) -> None:
     """Measure what passes cost and how often drafts are accepted, and keep what follows as this pair's profile.
 
-    generate, chat and batch then draft as far as it pays on this machine, or not at all. Several drafts
+    generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
     (--draft A,B or --derive Q4_0,Q8_0) are ranked by predicted speed.
     """
     if values.pop("no_draft"):
