@@ -207,5 +207,5 @@ def test_recommendations_name_settings_that_exist() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows makes a home up for any name")
 def test_the_home_of_nobody_is_a_file_that_is_not_there() -> None:
-    with pytest.raises(ModelNotFoundError, match="there is no file ~nobody-of-that-name/m.gguf"):
+    with pytest.raises(ModelNotFoundError, match=r"there is no file ~nobody-of-that-name/m\.gguf"):
         load().resolve("~nobody-of-that-name/m.gguf")
