@@ -275,6 +275,7 @@ class LlamaContext:
         self._pointer = pointer
         self._memory = native.llama_get_memory(pointer)
         self._batch = _Batch(max(_CHUNK, num_sequences))
+        self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, native.llama_free, pointer)
 
     def _params(self, flash_attention: FlashAttention) -> Any:
@@ -351,8 +352,12 @@ class LlamaContext:
             return np.empty((0, self.vocabulary_size), np.float32)
         address = ctypes.cast(native.llama_get_logits(self._pointer), ctypes.c_void_p).value
         assert address is not None
-        row_type = ctypes.c_float * (num_rows * self.vocabulary_size)
-        return np.ctypeslib.as_array(row_type.from_address(address)).reshape(num_rows, -1)
+        view = self._views.get((address, num_rows))
+        if view is None:  # llama.cpp keeps its buffer until it needs a larger one, so that few are ever made
+            row_type = ctypes.c_float * (num_rows * self.vocabulary_size)
+            view = np.ctypeslib.as_array(row_type.from_address(address)).reshape(num_rows, -1)
+            self._views[address, num_rows] = view
+        return view
 
     def _failure(self, code: int, num_tokens: int) -> EvaluationError:
         if code == 1:
