@@ -162,7 +162,7 @@ def test_turns_dropped_for_a_message_without_an_answer_come_back(record, judge, 
     chat.say("Hello!")
     with monkeypatch.context() as patch:
         interrupting(chat.talk.screen, patch, while_reading=True)
-        _, err = chat.say("word " * 400)
+        _, err = chat.say("word " * 440)
     assert "the oldest turn dropped" in err
     chat.say("Go on.")
     assert chat.talk.conversation.num_dropped == 0
