@@ -199,7 +199,7 @@ class Talk:
             )
             failure = answer.read(stream)
         if failure and not answer.text:
-            self.conversation = asked  # what was dropped for this message comes back if it is not sent again
+            self.conversation = asked  # what made room for this message may stay, if another one takes its place
         else:
             self.conversation = fitted.answer(answer.text, interrupted=failure is not None)
         self._report(stream, measured, failure, answer.text)
