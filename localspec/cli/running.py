@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from localspec.loading import LoadedPair
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_lines", "note", "open_session", "status_line"]
+__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "status_line"]
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -29,12 +30,20 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
 
     show_native_log(is_verbose())
     use_draft = not values.pop("no_draft")
+    named = profile_options(values)
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
     if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
-        click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
+        problem = f"{session.pair.profile.problem}{named}"
+        click.echo(f"localspec: {problem}; until then costs are measured roughly", err=True)
     return session
+
+
+def profile_options(values: dict[str, Any]) -> str:
+    """Return the options that decide which profile holds, to stand behind `localspec calibrate` in a hint."""
+    names = [(name, values[name]) for name in ("pair", "target", "draft", "threads") if values[name]]
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in names)
 
 
 def model_lines(pair: LoadedPair) -> list[str]:
