@@ -85,7 +85,7 @@ def test_wheel_holds_the_package_and_the_model_table_and_nothing_else(tmp_path):
         models = archive.read("localspec/models.toml")
         entry_points = archive.read(f"localspec-{localspec.__version__}.dist-info/entry_points.txt").decode()
     package = {p.relative_to(ROOT).as_posix() for p in (ROOT / "localspec").rglob("*.py")}
-    assert content == package | {"localspec/models.toml", "localspec/py.typed"}
+    assert content == package | {"localspec/models.toml", "localspec/calibration/prompts.toml", "localspec/py.typed"}
     assert models == (ROOT / "models.toml").read_bytes()
     assert "localspec = localspec.cli:main" in entry_points
 

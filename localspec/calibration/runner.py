@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 from localspec.acceptance import Interval
-from localspec.backend import FlashAttention, Span
+from localspec.backend import FlashAttention
 from localspec.backend.llamacpp import LlamaContext
 from localspec.calibration.agreement import (
     AgreementPlan,
@@ -24,6 +23,7 @@ from localspec.calibration.agreement import (
 from localspec.calibration.bandwidth import Bandwidth, bytes_per_pass, measure_memory_read
 from localspec.calibration.confidence import fit_confidence
 from localspec.calibration.costs import PassLoad, Setting, choose_setting, measure_costs, thread_candidates
+from localspec.calibration.overhead import measure_sampler
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
 from localspec.calibration.report import Findings
 from localspec.curves import CostCurves
@@ -40,7 +40,7 @@ from localspec.profile import (
     predicted_speedups,
 )
 from localspec.profile import KindAgreement as ProfileAgreement
-from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, make_law, residual
+from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import PROFILE_DEPTH, profile_key
 
 __all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of"]
@@ -48,6 +48,7 @@ __all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of"]
 Progress = Callable[[str, float], None]
 """Called with the name of the phase and the share of the whole that is done."""
 
+_STEPS, _QUICK_STEPS = 12, 5  # to time what is not inside a pass
 _AGREEMENT_SEQUENCES = 4
 _AGREEMENT_CONTEXT = 640
 
@@ -135,7 +136,10 @@ def calibrate(
     costs_share = _phase(progress, "costs", shares[0], shares[1])
     costs = _measure_costs(target, draft, settings, shares[1] * settings.budget_s, costs_share)
     interrupted = costs.interrupted
-    sampler = _sampler_cost(target, settings.params)
+    prompt = encode(settings.prompts[0].content)[: target.capacity // 4]
+    sampler = measure_sampler(
+        target, draft, prompt=prompt, params=settings.params, num_steps=_QUICK_STEPS if settings.quick else _STEPS
+    )
     memory = measure_memory_read(setting.threads)
     target.close(), draft.close()
     observations: list[Observation] = []
@@ -204,27 +208,6 @@ def _measure_costs(
     loads = [PassLoad(target, sizes, lambda n: n), PassLoad(draft, (1, 2, 3, 4), lambda n: 1)]
     depths = (PROFILE_DEPTH,) if settings.quick else (64, 1024)
     return measure_costs(loads, depths=depths, budget_s=budget_s, progress=progress)
-
-
-def _sampler_cost(target: LlamaContext, params: SamplingParams) -> SamplerCost:
-    """Time the parts of the sampler on one real row."""
-    token = target.vocabulary_size // 2
-    row = target.decode([Span(0, [token], 1)])[0].copy()
-    target.truncate(0, 0)
-    law = make_law(row, params)
-
-    def seconds(part: Callable[[], object]) -> float:
-        times = []
-        for _ in range(31):
-            started = perf_counter()
-            part()
-            times.append(perf_counter() - started)
-        return median(times)
-
-    law_s = seconds(lambda: make_law(row, params))
-    draw_s = seconds(lambda: law.draw(0.5))
-    rest_s = seconds(lambda: residual(law, law, 0.9))
-    return SamplerCost(plain_s=law_s + draw_s, step_s=law_s + draw_s + rest_s, draft_s=2 * law_s + draw_s)
 
 
 def _observe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,13 +163,14 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
 def _progress() -> Iterator[Callable[[str, float], None]]:
     from tqdm import tqdm
 
-    with tqdm(
-        total=1.0, leave=False, bar_format="{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
-    ) as bar:
+    on_terminal = sys.stderr.isatty()
+    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
+    with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
 
         def report(phase: str, share: float) -> None:
-            bar.set_description_str(phase, refresh=False)
-            bar.update(max(0.0, share - bar.n))
+            if on_terminal:
+                bar.set_description_str(phase, refresh=False)
+                bar.update(max(0.0, share - bar.n))
 
         yield report
 
@@ -218,8 +220,6 @@ def _print(calibration: Calibration, findings: Findings) -> None:
 
 
 def _can_print(text: str) -> bool:
-    import sys
-
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -246,7 +246,7 @@ def smollm2(smollm2_path: Path) -> LlamaModel:
 
 @pytest.fixture(scope="module")
 def shared(smollm2: LlamaModel) -> LlamaContext:
-    return LlamaContext(smollm2, capacity=512, num_sequences=3)
+    return LlamaContext(smollm2, capacity=512, num_sequences=3, threads=1)
 
 
 @pytest.fixture
@@ -287,6 +287,25 @@ def test_rows_of_a_pass_are_those_of_single_tokens(context: LlamaContext, text: 
         assert close(together, single[12 - rows :])
         context.truncate(0, 0)
     assert context.decode([Span(0, tokens, 0)]).shape == (0, context.vocabulary_size)
+
+
+@pytest.mark.model
+def test_padding_fills_a_pass_and_gets_no_rows(context: LlamaContext, text: list[int]) -> None:
+    expected = one_at_a_time(context, text[:6])
+    filled = [*text[:6], 0, 0]
+    rows = context.decode([Span(1, text[:4], 1), Span(0, filled, 3, 2)])
+    assert context.length(0) == 8
+    assert close(rows, expected[[3, 3, 4, 5]])
+
+
+@pytest.mark.model
+def test_padding_of_a_long_span(context: LlamaContext, text: list[int], long_rows: NDArray[np.float32]) -> None:
+    """Passes end inside the rows, and inside the padding."""
+    for padding in (10, context.chunk):
+        rows = context.decode([Span(0, [*text[:LONG], *[0] * padding], 40, padding)])
+        assert context.length(0) == LONG + padding
+        assert close(rows, long_rows[-40:])
+        context.truncate(0, 0)
 
 
 @pytest.mark.model
@@ -337,7 +356,7 @@ def test_smollm2_can_roll_back(context: LlamaContext) -> None:
 
 @pytest.mark.model
 def test_capacity_is_that_of_each_sequence(smollm2: LlamaModel, text: list[int]) -> None:
-    context = LlamaContext(smollm2, capacity=40, num_sequences=3)
+    context = LlamaContext(smollm2, capacity=40, num_sequences=3, threads=1)
     for sequence in range(3):
         context.decode([Span(sequence, text[:40], 1)])
     for sequence in range(3):

@@ -144,6 +144,14 @@ class TestEstimates:
         assert summary.acceptance_interval is None
         assert pooled == replace(summary, kind=POOLED)
 
+    def test_every_token_counts_the_same(self):
+        found = watch(TARGET, DRAFT, prompts(20), ends=lambda token: token == 2)
+        overlaps = [o.overlap for o in found]
+        assert len(set(map(len, overlaps))) > 2
+        pooled = summarise(found, max_draft_tokens=1)[-1]
+        assert pooled.num_tokens == sum(map(len, overlaps))
+        assert pooled.acceptance_rate == pytest.approx(np.concatenate(overlaps).mean())
+
     def test_prefixes_end_where_transcripts_do(self):
         found = watch(TARGET, DRAFT, prompts(3), tokens_per_prompt=2)
         assert len(summarise(found, max_draft_tokens=5)[0].token.accepted_prefix) == 3

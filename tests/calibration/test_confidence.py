@@ -46,6 +46,12 @@ class TestFit:
         model = fit_confidence([0.1, 0.5, 0.9], [1.0, 0.6, 0.2], min_weight=1)
         assert model.predict(0.0) == model.predict(0.7) == pytest.approx(0.6)
 
+    def test_a_level_is_level_up_to_its_end(self):
+        model = fit_confidence([0.1, 0.3, 0.5, 0.9], [0.5, 0.2, 0.2, 0.8], min_weight=1)
+        assert model.thresholds == (0.1, 0.5, 0.9)
+        assert model.predict(0.5) == pytest.approx(0.3)
+        assert model.predict(0.7) == pytest.approx(0.55)
+
     def test_equal_confidences(self):
         model = fit_confidence([1.0] * 50, [1.0, 0.0] * 25)
         assert model.predict(0.3) == model.predict(1.0) == 0.5
