@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from localspec.backend import Context, Span
 from localspec.errors import InvalidLogitsError
 from localspec.policy import DraftPlan
-from localspec.sampling import Law, SamplingParams, StepNoise, make_law
+from localspec.sampling import Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
 
 Row = NDArray[np.float32]
+Progress = Callable[[int, int], None]
 
-__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "draft_confidence", "read_ahead"]
+__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "chunk_size", "draft_confidence", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class DraftRequest:
         plan: decides token by token.
         params: how draft laws are made.
         noise: where the draws come from.
+        coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
     """
 
     sequence: int
@@ -38,6 +40,13 @@ class DraftRequest:
     plan: DraftPlan
     params: SamplingParams
     noise: StepNoise
+    coupled_seed: int | None = None
+
+    def draw(self, law: Law, index: int) -> int:
+        """Return a token drawn from ``law``, to be the step's drafted token number ``index``, from 0."""
+        if self.coupled_seed is None:
+            return law.draw(self.noise.next())
+        return law.race(PositionNoise(self.coupled_seed, len(self.history) + index))
 
 
 @dataclass(slots=True)
@@ -51,8 +60,11 @@ class Draft:
 class Drafter(Protocol):
     """Proposes continuations."""
 
-    def prefill(self, sequence: int, history: Sequence[int]) -> None:
-        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt."""
+    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
+        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt.
+
+        ``progress`` is called as by ``read_ahead``, and may raise.
+        """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, drafting all sequences together."""
@@ -61,9 +73,7 @@ class Drafter(Protocol):
         """Forget everything past the first ``length`` tokens of a sequence."""
 
 
-def read_ahead(
-    context: Context, sequence: int, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
-) -> None:
+def read_ahead(context: Context, sequence: int, tokens: Sequence[int], progress: Progress | None = None) -> None:
     """Evaluate what ``context`` lacks of ``tokens``, a chunk at a time so that an interrupt is noticed.
 
     Args:
@@ -72,10 +82,20 @@ def read_ahead(
         tokens: what the cache shall hold afterwards; what it holds already must be a prefix.
         progress: called with the tokens held and wanted after each chunk.
     """
+    chunk = chunk_size(context, progress)
     while (held := context.length(sequence)) < len(tokens):
-        context.decode([Span(sequence, tokens[held : held + context.chunk], 0)])
+        context.decode([Span(sequence, tokens[held : held + chunk], 0)])
         if progress:
-            progress(min(held + context.chunk, len(tokens)), len(tokens))
+            progress(min(held + chunk, len(tokens)), len(tokens))
+
+
+def chunk_size(context: Context, progress: Progress | None) -> int:
+    """Return how many tokens to read in one go.
+
+    Who watches may want to interrupt: a quarter of a chunk takes a quarter of the time, and reading as a whole a
+    tenth more (1.5B Q4_K_M on one core: 89 tokens/s by 128, 80 by 32).
+    """
+    return context.chunk if progress is None else max(1, context.chunk // 4)
 
 
 def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
@@ -97,18 +117,18 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
-    def prefill(self, sequence: int, history: Sequence[int]) -> None:
+    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
         """Read all but the last token, unless that is so little that the first draft pass takes it along."""
         if len(history) - self.context.length(sequence) > 2:
-            read_ahead(self.context, sequence, history[:-1])
+            read_ahead(self.context, sequence, history[:-1], progress)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
         drafts = [Draft() for _ in requests]
-        active = list(zip(requests, drafts, strict=True))
-        while active := [(r, d) for r, d in active if len(d.tokens) < r.limit and r.plan.runs()]:
-            rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d in active])
-            active = [pair for pair, row in zip(active, rows, strict=True) if self._draw(*pair, row)]
+        active = [(r, d, RecentTokens(r.params, r.history)) for r, d in zip(requests, drafts, strict=True)]
+        while active := [entry for entry in active if len(entry[1].tokens) < entry[0].limit and entry[0].plan.runs()]:
+            rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d, _ in active])
+            active = [entry for entry, row in zip(active, rows, strict=True) if self._draw(*entry, row)]
         return drafts
 
     def keep(self, sequence: int, length: int) -> None:
@@ -120,15 +140,15 @@ class ModelDrafter:
         past = len(request.history)
         return [*request.history[held:], *draft.tokens[max(0, held - past) :]]
 
-    def _draw(self, request: DraftRequest, draft: Draft, row: Row) -> bool:
+    def _draw(self, request: DraftRequest, draft: Draft, recent: RecentTokens, row: Row) -> bool:
         """Extend ``draft`` by a token drawn from ``row``; return whether another may follow."""
         try:
-            law = make_law(row[: self._shared_size], request.params)
+            law = make_law(row[: self._shared_size], request.params, recent.then(draft.tokens))
         except InvalidLogitsError:
             return False  # the target's rows decide what becomes of the step
         if not request.plan.draws(lambda: draft_confidence(row[: self._shared_size], law, request.params)):
             return False
-        token = law.draw(request.noise.next())
+        token = request.draw(law, len(draft.tokens))
         draft.tokens.append(token)
         draft.laws.append(law)
         return not self._ends_generation(token)

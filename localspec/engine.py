@@ -20,11 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
-from localspec.drafters import Draft, Drafter, DraftRequest, read_ahead
+from localspec.drafters import Draft, Drafter, DraftRequest, chunk_size, read_ahead
 from localspec.errors import ContextOverflowError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
 from localspec.policy import StepOutcome
-from localspec.sampling import Law, SamplingParams, StepNoise, Stream, make_law, verify_laws
+from localspec.sampling import (
+    Law,
+    RecentTokens,
+    SamplingParams,
+    StepNoise,
+    Stream,
+    Verification,
+    make_law,
+    verify_coupled,
+    verify_laws,
+)
 
 __all__ = ["Engine"]
 
@@ -49,7 +59,8 @@ class Engine:
 
         Raises:
             ContextOverflowError: the prompt leaves no room for a token.
-            InvalidOptionError: the prompt is empty, max_tokens is below 1, or there is no such sequence.
+            InvalidOptionError: the prompt is empty, max_tokens is below 1, a bias or ban names an unknown token, or
+                there is no such sequence.
         """
         if not 0 <= sequence < self.target.num_sequences:
             raise InvalidOptionError(f"sequence is {sequence}; use one from 0 to {self.target.num_sequences - 1}")
@@ -58,6 +69,7 @@ class Engine:
             raise InvalidOptionError("the prompt is empty; give at least one token")
         if request.max_tokens < 1:
             raise InvalidOptionError(f"max_tokens is {request.max_tokens}; use 1 or more")
+        request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"
@@ -116,7 +128,7 @@ class Engine:
     def _read_prompts(self, generations: Sequence[Generation]) -> None:
         for g in generations:
             # The last chunk of a prompt is left to the common pass, which yields the first token.
-            ahead = len(g.history) - self.target.chunk
+            ahead = len(g.history) - chunk_size(self.target, g.request.progress)
             if ahead > self.target.length(g.sequence):
                 read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
 
@@ -130,7 +142,7 @@ class Engine:
             if g.stats.steps > 0 and (request := self._draft_request(g)):
                 requests[i] = request
                 started = perf_counter()
-                self.drafter.prefill(g.sequence, g.history)
+                self.drafter.prefill(g.sequence, g.history, g.request.progress)
                 g.draft_prefill_s += perf_counter() - started
         for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
             end = len(self._evaluable(draft.tokens)) + 1
@@ -146,7 +158,8 @@ class Engine:
             return None
         params = g.request.draft_params or g.request.params
         noise = StepNoise(g.request.seed, depth, Stream.DRAFT)
-        return DraftRequest(g.sequence, g.history, limit, plan, params, noise)
+        coupled_seed = g.request.seed if g.request.rule == "coupled" else None
+        return DraftRequest(g.sequence, g.history, limit, plan, params, noise, coupled_seed)
 
     def _evaluable(self, tokens: list[int]) -> list[int]:
         """Return the tokens before the first one the target does not have.
@@ -159,15 +172,7 @@ class Engine:
     def _accept(self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes) -> Step:
         started = perf_counter()
         depth = len(g.history)
-        params = g.request.params
-        verification = verify_laws(
-            _Laws(logits, params),
-            draft.laws,
-            draft.tokens,
-            # With point masses both rules are the same, and this one needs no residuals.
-            rule="token" if params.greedy else g.request.rule,
-            uniforms=StepNoise(g.request.seed, depth, Stream.VERIFY),
-        )
+        verification = self._verify(g, draft, logits)
         emitted = self._emit(g, [*draft.tokens[: verification.num_accepted], verification.next_token])
         num_accepted = min(verification.num_accepted, len(emitted))
         # What was drafted past an end is no evidence about the draft.
@@ -187,6 +192,16 @@ class Engine:
                 )
             )
         return Step(emitted, num_accepted)
+
+    def _verify(self, g: Generation, draft: Draft, logits: NDArray[np.float32]) -> Verification:
+        request, depth = g.request, len(g.history)
+        laws = _Laws(logits, request.params, g.history, draft.tokens)
+        if request.rule == "coupled":
+            return verify_coupled(laws, draft.tokens, seed=request.seed, position=depth)
+        # Where the target's laws are point masses both rules are the same, and the token rule needs no residuals.
+        rule = "token" if request.params.greedy else request.rule
+        noise = StepNoise(request.seed, depth, Stream.VERIFY)
+        return verify_laws(laws, draft.laws, draft.tokens, rule=rule, uniforms=noise)
 
     def _emit(self, g: Generation, tokens: list[int]) -> list[int]:
         for i, token in enumerate(tokens):
@@ -215,9 +230,13 @@ class Engine:
 class _Laws(Sequence[Law]):
     """The target's laws, each made when the rule first asks for it."""
 
-    def __init__(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
+    def __init__(
+        self, logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int], drafted: Sequence[int]
+    ) -> None:
         self._logits = logits
         self._params = params
+        self._recent = RecentTokens(params, history)
+        self._drafted = drafted
         self._laws: dict[int, Law] = {}
 
     def __len__(self) -> int:
@@ -225,5 +244,6 @@ class _Laws(Sequence[Law]):
 
     def __getitem__(self, index: int) -> Law:  # type: ignore[override]  # slices are not asked for
         if index not in self._laws:
-            self._laws[index] = make_law(self._logits[index], self._params)
+            recent = self._recent.then(self._drafted[:index])
+            self._laws[index] = make_law(self._logits[index], self._params, recent)
         return self._laws[index]

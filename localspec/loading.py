@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.quantize import quantize
 from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
 from localspec.profile import Profile
+from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile
 
 __all__ = ["LoadedPair", "ModelFiles", "find_files", "load_models"]
@@ -25,10 +26,11 @@ MAX_CONTEXT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Two GGUF files; ``draft`` is None for plain decoding."""
+    """Two GGUF files; ``draft`` is None for plain decoding. The sampling is what the target's entry recommends."""
 
     target: Path
     draft: Path | None
+    sampling: registry.RecommendedSampling = field(default_factory=registry.RecommendedSampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class LoadedPair:
         target_header: what the target's file says of itself.
         draft_header: the same of the draft's.
         profile: what calibration found out about them on this machine, or why there is nothing.
+        sampling: what the target's entry in models.toml recommends.
     """
 
     target: LlamaContext
@@ -48,6 +51,15 @@ class LoadedPair:
     target_header: ModelHeader
     draft_header: ModelHeader | None
     profile: ProfileLookup
+    sampling: registry.RecommendedSampling = field(default_factory=registry.RecommendedSampling)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """llama.cpp's defaults, and above them what is recommended."""
+        try:
+            return replace(LLAMACPP_DEFAULTS, **self.sampling.settings())  # type: ignore[arg-type]  # it checks them
+        except InvalidOptionError as error:
+            raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
 
     def close(self) -> None:
         """Free both models."""
@@ -74,16 +86,18 @@ def find_files(
         raise InvalidOptionError(f"the draft {str(draft)!r} needs a target; name it with --target or --pair")
     names = registry.load()
     store = registry.Store(names, quantize=quantize)
+    draft_model: str | Path | registry.ModelEntry | None = draft
     if target is None:
         entry = names.pair(pair)
-        target_file = store.path(entry.target, progress=progress)
-        draft_name: str | Path | registry.ModelEntry | None = draft or entry.draft
+        target_model: Path | registry.ModelEntry = entry.target
+        draft_model = draft or entry.draft
     else:
-        target_file = store.path(target, progress=progress)
-        draft_name = draft
-    if draft_name is None or not use_draft:
-        return ModelFiles(target_file, None)
-    return ModelFiles(target_file, store.path(draft_name, progress=progress))
+        target_model = names.resolve(target)
+    target_file = store.path(target_model, progress=progress)
+    draft_file = store.path(draft_model, progress=progress) if draft_model is not None and use_draft else None
+    if isinstance(target_model, registry.ModelEntry):
+        return ModelFiles(target_file, draft_file, target_model.sampling)
+    return ModelFiles(target_file, draft_file)
 
 
 def load_models(
@@ -124,7 +138,7 @@ def load_models(
         for loaded, header in zip(contexts, headers, strict=True):
             _check_rollback(loaded, header)
     draft_context = contexts[1] if len(contexts) > 1 else None
-    return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup)
+    return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup, files.sampling)
 
 
 def _context(

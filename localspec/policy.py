@@ -65,7 +65,7 @@ class Policy(Protocol):
         """Return the plan of the next step, with ``depth`` tokens in the target's cache."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take note of a finished step."""
+        """Take note of a finished step; the pass that read the prompt is not one."""
 
 
 @dataclass(frozen=True, slots=True)

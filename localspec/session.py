@@ -5,28 +5,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
 from localspec.drafters import ModelDrafter
+from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, ProfileError, PromptError, TemplateError
+from localspec.errors import InvalidOptionError, ProfileError
 from localspec.generation import FinishReason, Generation, Request, Stats, Step
 from localspec.loading import LoadedPair, load_models
 from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
 from localspec.profile import Profile
-from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, check_rule, fresh_seed
-from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, split_control, template_source
+from localspec.sampling import SamplingParams, check_rule, fresh_seed
+from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, template_source
 from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
 
 __all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
-
-Prompt = str | Sequence[Message | Mapping[str, str]]
-"""A text, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,22 @@ class Stream(Iterator[TokenEvent]):
     @property
     def finished(self) -> bool:
         """Whether the generation has ended; events may still be waiting to be read."""
-        return self._generation.finish_reason is not None
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the generation ended; None while it runs."""
+        return self._generation.finish_reason
+
+    @property
+    def stats(self) -> Stats:
+        """What it took so far."""
+        return self._generation.stats
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._generation.request.seed
 
     def result(self) -> GenerationResult:
         """Return the whole answer; raises InvalidOptionError before the end."""
@@ -151,17 +164,19 @@ class Session:
     Attributes:
         pair: the files, contexts and vocabulary.
         engine: the loop over them.
+        default_params: llama.cpp's defaults, and above them what the target's entry in models.toml recommends.
     """
 
     def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
         self.pair = pair
         self.vocabulary = pair.target.model.vocabulary
-        self._template = template
+        self._encoder = PromptEncoder(self.vocabulary, template, name=pair.target.model.path.name)
         self._busy = threading.Lock()
         self._measured: Profile | RoughProfile | None = pair.profile.profile
         self._policies: dict[tuple[PolicyName, float], Policy] = {}
         profile = pair.profile.profile
         target: Context = pair.target
+        self.default_params = pair.default_params
         drafter = None
         if pair.draft is not None:
             draft: Context = pair.draft
@@ -191,43 +206,8 @@ class Session:
         self.close()
 
     def encode(self, prompt: Prompt, *, raw: bool = False, special: bool = False) -> list[int]:
-        """Return the token ids of a prompt, BOS included where the model wants it.
-
-        Args:
-            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings with
-                "role" and "content".
-            raw: take a text as it is, without the chat template.
-            special: with ``raw``, let control markers in the text become control tokens. Markers in messages
-                never do.
-
-        Raises:
-            PromptError: the prompt is empty or no text.
-            TemplateError: the model has no chat template, or it refuses the messages.
-        """
-        if raw:
-            if not isinstance(prompt, str):
-                raise PromptError("a raw prompt must be one text, not messages; leave out raw")
-            if not prompt:
-                raise PromptError("the prompt is empty; give it as an argument or on standard input")
-            tokens = self.vocabulary.tokenize(prompt, control=special)
-        else:
-            tokens = self._encode_messages(_as_messages(prompt))
-        bos = self.vocabulary.bos
-        if bos is not None and self.vocabulary.adds_bos and tokens[:1] != [bos]:
-            tokens.insert(0, bos)
-        return tokens
-
-    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        if self._template is None:
-            raise TemplateError(
-                f"{self.pair.target.model.path.name} has no chat template; name one with --template, or continue the"
-                " text as it stands with --raw"
-            )
-        markers = self.vocabulary.control_tokens
-        tokens: list[int] = []
-        for piece in split_control(self._template.render(messages), markers):
-            tokens += [markers[piece.text]] if piece.is_control else self.vocabulary.tokenize(piece.text)
-        return tokens
+        """Return the token ids of a prompt; see ``PromptEncoder.encode``."""
+        return self._encoder.encode(prompt, raw=raw, special=special)
 
     def stream(
         self,
@@ -237,8 +217,9 @@ class Session:
         max_tokens: int | None = None,
         seed: int | None = None,
         num_draft_tokens: int | None = None,
-        policy: PolicyName = "adaptive",
+        policy: PolicyName | Policy = "adaptive",
         rule: str = "block",
+        draft_temperature: float | None = None,
         stop: Iterable[str] = (),
         raw: bool = False,
         special: bool = False,
@@ -248,32 +229,38 @@ class Session:
 
         Args:
             prompt: see ``encode``, as ``raw`` and ``special``.
-            params: how laws are made; default llama.cpp's own (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05).
+            params: how laws are made; default ``default_params``: llama.cpp's own (temperature 0.8, top-k 40,
+                top-p 0.95, min-p 0.05) unless models.toml recommends others for the target.
             max_tokens: emit no more; default as many as the context holds.
             seed: of the noise; default a fresh one.
             num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
-            policy: "adaptive" decides token by token what pays, "calibrated" takes the length that calibration found
-                best on average. Without a profile costs are measured for a second at the first use.
-            rule: "block" or "token"; both are exact.
+            policy: what ``Session.policy`` returned, or a name: "adaptive" decides token by token what pays,
+                "calibrated" takes the length that calibration found best on average. Without a profile costs are
+                measured for a second at the first use.
+            rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
+                drafts (``docs/seeds.md``).
+            draft_temperature: the draft's, where it shall not be the target's.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
-            progress: called with the tokens read and the prompt's length while a long prompt is read.
+            progress: called with the tokens read and the prompt's length while a long prompt is read, first by the
+                target and, after the first token, by the draft. What it raises ends the generation.
 
         Raises:
             InvalidOptionError: an option is out of range, or the session is busy.
             PromptError: the prompt cannot be used or does not fit.
             EvaluationError: a model pass failed.
         """
+        params = self.default_params if params is None else params
         transcript = _Transcript(self.vocabulary, stop)
-        params = LLAMACPP_DEFAULTS if params is None else params
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else seed,
             rule=check_rule(rule),
-            policy=self._policy(num_draft_tokens, policy, params),
+            policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
+            draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
             watch=transcript.watch,
             progress=progress,
         )
@@ -297,7 +284,13 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def _policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+    def policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+        """Return what decides how much to draft; arguments as ``stream``.
+
+        Raises:
+            InvalidOptionError: there is no draft to speculate with, or no such policy.
+            ProfileError: "calibrated" is asked for and there is no profile.
+        """
         draft = self.pair.draft
         if num_draft_tokens is not None:
             if num_draft_tokens and draft is None:
@@ -381,6 +374,13 @@ def load_pair(
     return Session(loaded, template=_template(loaded, template))
 
 
+def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:
+    try:
+        return replace(params, temperature=temperature)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
+
+
 def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:
     header = loaded.target_header
     if choice is None and header.chat_template is None:
@@ -392,17 +392,3 @@ def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:
 
     source = template_source(choice, header.chat_template)
     return ChatTemplate(source, bos_token=marker(vocabulary.bos), eos_token=marker(header.eos_id))
-
-
-def _as_messages(prompt: Prompt) -> list[Message]:
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise PromptError("the prompt is empty; give it as an argument or on standard input")
-        return [Message("user", prompt)]
-    return [m if isinstance(m, Message) else _message(m) for m in prompt]
-
-
-def _message(values: Mapping[str, str]) -> Message:
-    if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
-        raise PromptError(f"a message is {values!r}; it must have a role and content")
-    return Message(values["role"], values["content"])

@@ -51,15 +51,15 @@ def policy_table() -> str:
     machine, summary = data["machine"], data["results"]["summary"]
     lines = [
         f"Measured on {machine['cores']} cores ({machine['cpu']}), {data['settings']['trials']} alternating trials a"
-        " cell, median of the ratio to plain decoding in the same trial; predicted by `calibrate` / measured:",
+        " cell, tokens per second over plain decoding's in the same run; predicted by `calibrate` / measured:",
         "",
         "| target | text | T | γ = 1 | γ = 2 | γ = 4 | γ = 6 | auto |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in data["results"]["cells"]:
-        speeds = [f"{cell['predicted'][g]:.2f} / {cell['measured'][g]['median']:.2f}" for g in LENGTHS]
+        speeds = [f"{cell['predicted'][g]:.2f} / {cell['measured'][g]['pooled']:.2f}" for g in LENGTHS]
         target = "F16" if cell["pair"].endswith("f16") else "Q4_K_M"
-        auto = f"**{cell['auto over plain']['median']:.2f}**"
+        auto = f"**{cell['auto over plain']['pooled']:.2f}**"
         lines.append(f"| {target} | {cell['kind']} | {cell['temperature']:g} | {' | '.join(speeds)} | {auto} |")
     lines += [
         "",

@@ -212,7 +212,7 @@ class ScriptedDrafter:
         self.draws = 0
         self.kept: dict[int, int] = {}
 
-    def prefill(self, sequence: int, history: Sequence[int]) -> None:
+    def prefill(self, sequence: int, history: Sequence[int], progress: object = None) -> None:
         assert history
 
     def keep(self, sequence: int, length: int) -> None:

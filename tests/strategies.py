@@ -67,3 +67,28 @@ def sampling_params(draw: st.DrawFn, *, truncating: bool | None = None) -> Sampl
         top_p=draw(st.one_of(st.just(1.0), st.floats(1e-6, 1.0, exclude_min=True))),
         min_p=draw(st.one_of(st.just(0.0), st.floats(0.0, 1.0))),
     )
+
+
+@st.composite
+def chain_params(draw: st.DrawFn) -> SamplingParams:
+    """Return parameters with any of the chain's options on: bias, bans, penalties, both orders, greedy too."""
+    biased = draw(st.sets(st.integers(0, 800), max_size=3))
+    banned = draw(st.sets(st.integers(0, 60), max_size=3)) - biased
+
+    def now_and_then(value: st.SearchStrategy[float], off: float) -> float:
+        return draw(st.one_of(st.just(off), value))
+
+    return SamplingParams(
+        temperature=draw(st.one_of(st.sampled_from([0.0, 1.0, 0.8]), st.floats(0.1, 3.0))),
+        top_k=draw(st.one_of(st.just(0), st.sampled_from([1, 2, 40, 5000]), st.integers(0, 300))),
+        top_p=now_and_then(st.floats(0.01, 1.0, exclude_min=True), 1.0),
+        min_p=now_and_then(st.floats(0.0, 1.0), 0.0),
+        typical_p=now_and_then(st.floats(0.01, 1.0, exclude_min=True), 1.0),
+        repetition_penalty=now_and_then(st.floats(0.3, 3.0), 1.0),
+        frequency_penalty=now_and_then(st.floats(-2, 2), 0.0),
+        presence_penalty=now_and_then(st.floats(-2, 2), 0.0),
+        penalty_last_n=draw(st.one_of(st.none(), st.integers(1, 90))),
+        logit_bias={token: draw(st.floats(-20, 20)) for token in biased},
+        banned=tuple(banned),
+        sampler_order=draw(st.sampled_from(["llamacpp", "huggingface"])),
+    )

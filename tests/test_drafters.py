@@ -120,7 +120,8 @@ def test_prefill_reads_all_but_the_last_token() -> None:
 
 
 def test_reading_ahead_goes_on_where_it_was_interrupted() -> None:
-    context = FakeContext(MODEL, chunk=3, failure=Failure(2, KeyboardInterrupt(), "all"))
+    # By quarters of a chunk, because somebody watches.
+    context = FakeContext(MODEL, chunk=12, failure=Failure(2, KeyboardInterrupt(), "all"))
     tokens = [1, 2, 3, 4, 0, 1, 2, 3]
     told: list[tuple[int, int]] = []
     with pytest.raises(KeyboardInterrupt):

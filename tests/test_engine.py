@@ -444,7 +444,25 @@ def test_progress_is_told_while_the_prompt_is_read() -> None:
     told: list[tuple[int, int]] = []
     fresh = engine()
     run(fresh, fresh.start(request([1] * 14, progress=lambda read, wanted: told.append((read, wanted)))))
-    assert told == [(4, 10), (8, 10), (10, 10)]  # the last chunk belongs to the pass that gives the first token
+    # By quarters of a chunk of 4; the last one belongs to the pass that gives the first token.
+    assert told == [(read, 13) for read in range(1, 14)]
+
+
+@pytest.mark.parametrize("reads", [[1, 2, 3, 4, 5], [*range(1, 14), 1, 2, 3, 4]], ids=["target", "draft"])
+def test_progress_that_raises_stops_the_reading_of_either_model(reads: list[int]) -> None:
+    told: list[int] = []
+
+    def progress(read: int, wanted: int) -> None:
+        told.append(read)
+        if len(told) == len(reads):
+            raise KeyboardInterrupt
+
+    fresh = engine(drafter=model_drafter())
+    generation = fresh.start(request([1] * 14, progress=progress))
+    with pytest.raises(KeyboardInterrupt):
+        run(fresh, generation)
+    assert told == reads
+    assert len(generation.history) == 14 + generation.stats.tokens
 
 
 # --- failures -----------------------------------------------------------------------------------------------
@@ -612,7 +630,8 @@ def test_the_policy_is_told_what_came_of_it() -> None:
     generation = fresh.start(asked)
     run(fresh, generation)
     numbers = [(o.num_drafted, o.num_accepted, o.num_emitted, o.depth) for o in seen]
-    assert numbers == [(0, 0, 1, 7), (4, 2, 3, 8), (2, 2, 3, 11)]
+    # Not of the first pass: it read the prompt, and its time says nothing about decoding.
+    assert numbers == [(4, 2, 3, 8), (2, 2, 3, 11)]
     assert all(min(o.draft_s, o.verify_s, o.sampling_s) >= 0 for o in seen)
 
 

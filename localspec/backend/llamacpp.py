@@ -200,10 +200,25 @@ class Vocabulary:
             raise InvalidOptionError(f"the token id {token} is not in 0..{self.size - 1}")
 
     @functools.cached_property
+    def _attributes(self) -> list[int]:
+        return [int(native.llama_vocab_get_attr(self._pointer, token)) for token in range(self.size)]
+
+    @functools.cached_property
     def control_tokens(self) -> dict[str, int]:
         """The control tokens by their text."""
-        ids = (i for i in range(self.size) if native.llama_vocab_is_control(self.pointer, i))
-        return {self.marker(token): token for token in ids}
+        return {
+            self.marker(i): i for i, bits in enumerate(self._attributes) if bits & native.LLAMA_TOKEN_ATTR_CONTROL
+        }
+
+    @functools.cached_property
+    def user_defined_tokens(self) -> frozenset[str]:
+        """Texts that ``tokenize`` makes one token of wherever they stand, ``control`` or not."""
+        defined = (i for i, bits in enumerate(self._attributes) if bits & native.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        return frozenset(map(self.marker, defined))
+
+    def swallows_space(self, token: int) -> bool:
+        """Whether white space after this control token is no part of the text, as for Phi-3's."""
+        return bool(self._attributes[token] & native.LLAMA_TOKEN_ATTR_RSTRIP)
 
 
 class LlamaContext:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.acceptance import Interval, Transcript, agreement, agreement_intervals
+from localspec.acceptance import Interval, Rule, Transcript, agreement, agreement_intervals
 from localspec.backend import Context, Span
 from localspec.calibration.prompts import POOLED, CalibrationPrompt, take_turns
 from localspec.drafters import draft_confidence, read_ahead
 from localspec.errors import ContextOverflowError, InvalidOptionError
-from localspec.sampling import LLAMACPP_DEFAULTS, Law, Rule, SamplingParams, StepNoise, Stream, make_law, residual
+from localspec.sampling import LLAMACPP_DEFAULTS, Law, SamplingParams, StepNoise, Stream, make_law, residual
 from localspec.theory import expected_tokens
 
 __all__ = [

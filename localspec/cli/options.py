@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from localspec.errors import InvalidOptionError
 
 __all__ = ["generation_options", "model_options", "sampling_options", "sampling_params"]
 
@@ -69,6 +72,35 @@ def sampling_options(command: Command) -> Command:
             type=float,
             help="Keep tokens this likely relative to the likeliest; 0 is off.  [default: 0.05]",
         ),
+        click.option("--typical-p", type=float, help="Keep the most typical tokens up to this mass; 1 is off."),
+        click.option(
+            "--repeat-penalty",
+            "repetition_penalty",
+            type=float,
+            help="Divide the logits of recent tokens; 1 is off.  [default: 1]",
+        ),
+        click.option("--frequency-penalty", type=float, help="Lower them once per occurrence; 0 is off."),
+        click.option("--presence-penalty", type=float, help="Lower them once; 0 is off."),
+        click.option(
+            "--repeat-last-n",
+            "penalty_last_n",
+            type=int,
+            help="How many tokens are recent; -1 counts all, the prompt included.  [default: 64]",
+        ),
+        click.option(
+            "--logit-bias",
+            multiple=True,
+            metavar="ID(+|-)VALUE",
+            help="Add to a token's logit, as in 15043+1 or 15043-1.5; may be repeated.",
+        ),
+        click.option(
+            "--ban", "banned", multiple=True, type=int, metavar="ID", help="Never sample a token; may be repeated."
+        ),
+        click.option(
+            "--sampler-order",
+            metavar="llamacpp|huggingface",
+            help="Temperature last, or right after the penalties.  [default: llamacpp]",
+        ),
     )(command)
 
 
@@ -94,21 +126,47 @@ def generation_options(command: Command) -> Command:
             "--rule",
             default="block",
             show_default=True,
-            metavar="block|token",
-            help="Verification rule; both are exact.",
+            metavar="block|token|coupled",
+            help="Verification rule; all are exact. With coupled the text depends on the seed and on no draft.",
         ),
+        click.option("--draft-temperature", type=float, help="The draft's own; default the target's."),
         click.option("--seed", type=int, help="Repeat a run; default a fresh one."),
         click.option("--max-tokens", "-n", type=int, help="Emit no more; default as many as the context holds."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here; may be repeated."),
     )(command)
 
 
-def sampling_params(values: dict[str, Any]) -> Any:
-    """Take the sampling options out of ``values`` and return llama.cpp's defaults with them put in."""
+def sampling_params(values: dict[str, Any], defaults: Any = None) -> Any:
+    """Take the sampling options out of ``values``; return ``defaults``, or llama.cpp's, with them put in."""
     from dataclasses import replace
 
     from localspec.sampling import LLAMACPP_DEFAULTS
 
-    names = ("temperature", "top_k", "top_p", "min_p")
-    given = {name: value for name in names if (value := values.pop(name)) is not None}
-    return replace(LLAMACPP_DEFAULTS, **given)
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "penalty_last_n",
+        "logit_bias",
+        "banned",
+        "sampler_order",
+    )
+    given = {name: value for name in names if (value := values.pop(name)) not in (None, ())}
+    if given.get("penalty_last_n") == -1:
+        given["penalty_last_n"] = None
+    if "logit_bias" in given:
+        given["logit_bias"] = [_bias(text) for text in given["logit_bias"]]
+    return replace(LLAMACPP_DEFAULTS if defaults is None else defaults, **given)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """Read ``15043+1`` as (15043, 1.0): the way llama.cpp's tools write it."""
+    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+))", text)
+    if found is None:
+        raise InvalidOptionError(f"--logit-bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
+    return int(found[1]), float(found[2])

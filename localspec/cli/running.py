@@ -12,47 +12,72 @@ import click
 from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
-    from localspec.session import GenerationResult, Session
+    from localspec.generation import Stats
+    from localspec.loading import LoadedPair
+    from localspec.session import Session
 
-__all__ = ["open_session", "status_line"]
+__all__ = ["detail_line", "model_lines", "note", "open_session", "status_line"]
 
 
-def open_session(values: dict[str, Any], *, use_profile: bool = True) -> Session:
-    """Take the model options out of ``values`` and load what they name, with a note on stderr meanwhile."""
+def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
+    """Take the model options out of ``values`` and load what they name, with a note on stderr meanwhile.
+
+    Without a profile of the pair a line on stderr says so, unless ``say_profile`` is False.
+    """
     from localspec.backend.llamacpp import show_native_log
     from localspec.session import load_pair
 
     show_native_log(is_verbose())
     use_draft = not values.pop("no_draft")
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
-    with _note("loading the models ..."):
+    with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
-    if use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
+    if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
         click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
     return session
 
 
-def status_line(result: GenerationResult, *, detail: bool = False) -> str:
-    """Return one line about a finished generation."""
-    stats = result.stats
+def model_lines(pair: LoadedPair) -> list[str]:
+    """Return what is loaded."""
+    lines = [f"Target {pair.target.model.path.stem}, {pair.target.capacity} tokens of context"]
+    if pair.draft is not None:
+        lines.append(f"Draft  {pair.draft.model.path.stem}")
+    return lines
+
+
+def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None) -> str:
+    """Return one line about an answer.
+
+    Args:
+        stats: what it took.
+        num_draft_tokens: γ as set, 0 without a draft; None if it was chosen step by step.
+        speedup: over plain decoding, where that was measured.
+    """
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
-        parts.append(
-            f"{stats.tokens_per_step:.2f} per target pass, {stats.accepted} of {stats.drafted} drafts accepted"
-        )
-    if detail:
-        parts.append(
-            f"prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache) in {stats.prefill_s:.2f} s"
-        )
-        parts.append(f"draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s")
-        parts.append(f"seed {result.seed}")
-    if result.finish_reason == "context":
-        parts.append("the context is full")
+        per_step = stats.accepted / stats.steps
+        parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
+        gamma = f"{stats.drafted / stats.steps:.1f} on average" if num_draft_tokens is None else num_draft_tokens
+        parts.append(f"γ {gamma}")
+    elif num_draft_tokens is None:
+        parts.append("nothing drafted")
+    if speedup is not None:
+        parts.append(f"{speedup:.2f}× plain")
     return "; ".join(parts)
 
 
+def detail_line(stats: Stats, seed: int) -> str:
+    """Return where the time went."""
+    drafts = f"{stats.accepted} of {stats.drafted} drafts accepted; " if stats.drafted else ""
+    return (
+        f"{drafts}prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache),"
+        f" {stats.prefill_s:.2f} s;"
+        f" draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s; seed {seed}"
+    )
+
+
 @contextmanager
-def _note(text: str) -> Iterator[None]:
+def note(text: str) -> Iterator[None]:
     """Show a text on a terminal's stderr while a block runs, and take it away again."""
     shown = sys.stderr.isatty()
     if shown:

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Never
 
@@ -24,6 +24,7 @@ __all__ = [
     "LocalFile",
     "ModelEntry",
     "PairEntry",
+    "RecommendedSampling",
     "Registry",
     "Source",
     "WheelParts",
@@ -103,11 +104,35 @@ class Derivation:
 
 
 @dataclass(frozen=True, slots=True)
+class RecommendedSampling:
+    """What a model's makers recommend, as plain numbers; None leaves a setting at its default.
+
+    The names are those of ``SamplingParams``, which checks the ranges.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    penalty_last_n: int | None = None
+
+    def settings(self) -> dict[str, float]:
+        """Return what is recommended, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEntry:
     """A model file with a name. It has either sources, in order of preference, or a derivation.
 
     ``bytes`` and ``sha256`` are what the whole file must have; for a derived file ``bytes`` is only an
-    estimate, because builds of llama.cpp may differ.
+    estimate, because builds of llama.cpp may differ. A derived model has the recommendations of its base unless
+    it has its own.
     """
 
     name: str
@@ -117,6 +142,7 @@ class ModelEntry:
     sha256: str | None
     sources: tuple[Source, ...]
     derivation: Derivation | None
+    sampling: RecommendedSampling = RecommendedSampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +236,7 @@ def load(user_file: Path | None = None) -> Registry:
         table.done()
     for entry in models.values():
         _check_derivation(entry, models)
+    models = {name: replace(entry, sampling=_recommended(entry, models)) for name, entry in models.items()}
     registry = Registry(models, {}, "")
     made = {name: _pair(name, table, registry) for name, table in pairs.items()}
     if default not in made:
@@ -241,9 +268,25 @@ def _model(name: str, table: _Table) -> ModelEntry:
         sha256=sha256,
         sources=tuple(_source(source) for source in sources),
         derivation=derivation,
+        sampling=_sampling(table),
     )
     table.done()
     return entry
+
+
+def _sampling(table: _Table) -> RecommendedSampling:
+    settings = table.optional_table("sampling")
+    if settings is None:
+        return RecommendedSampling()
+    values = {each.name: settings.optional_number(each.name) for each in fields(RecommendedSampling)}
+    settings.done()
+    return RecommendedSampling(**values)  # type: ignore[arg-type]  # SamplingParams wants whole numbers where it must
+
+
+def _recommended(entry: ModelEntry, models: Mapping[str, ModelEntry]) -> RecommendedSampling:
+    while entry.sampling == RecommendedSampling() and entry.derivation is not None:
+        entry = models[entry.derivation.base]
+    return entry.sampling
 
 
 def _source(table: _Table) -> Source:
@@ -327,6 +370,12 @@ class _Table:
         value = self._values.pop(key, None)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             self.wrong(f"{key!r} must be a positive whole number, not {value!r}")
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        value = self._values.pop(key, None)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            self.wrong(f"{key!r} must be a number, not {value!r}")
         return value
 
     def optional_table(self, key: str) -> _Table | None:

@@ -1,15 +1,26 @@
 """Laws, verification rules and noise: pure numpy, no model, no input or output."""
 
-from localspec.sampling.laws import DenseLaw, Law, SparseLaw, law, make_law, residual
-from localspec.sampling.noise import StepNoise, Stream, Uniforms, fresh_seed
-from localspec.sampling.params import LLAMACPP_DEFAULTS, Rule, SamplingParams, check_rule, is_number
-from localspec.sampling.rules import Verification, verification_law, verify, verify_laws
+from localspec.sampling.chain import RecentTokens, law, make_law
+from localspec.sampling.laws import DenseLaw, Law, SparseLaw, residual
+from localspec.sampling.noise import PositionNoise, StepNoise, Stream, Uniforms, fresh_seed
+from localspec.sampling.params import (
+    LLAMACPP_DEFAULTS,
+    Rule,
+    SamplerOrder,
+    SamplingParams,
+    check_rule,
+    is_number,
+)
+from localspec.sampling.rules import Verification, verification_law, verify, verify_coupled, verify_laws
 
 __all__ = [
     "LLAMACPP_DEFAULTS",
     "DenseLaw",
     "Law",
+    "PositionNoise",
+    "RecentTokens",
     "Rule",
+    "SamplerOrder",
     "SamplingParams",
     "SparseLaw",
     "StepNoise",
@@ -24,5 +35,6 @@ __all__ = [
     "residual",
     "verification_law",
     "verify",
+    "verify_coupled",
     "verify_laws",
 ]

@@ -1,23 +1,21 @@
-"""Next-token laws: from logits to something one can ask, draw from and subtract.
+"""Next-token laws: something one can ask, draw from and subtract.
 
 Dense laws keep unnormalised weights in the dtype of the logits (a float32 softmax is good enough for a row)
-and their total in float64. Truncated laws keep only the surviving ids. Nothing here sorts a whole vocabulary:
-at 150,000 entries a sort costs more than everything else in this module together.
+and their total in float64. Truncated laws keep only the surviving ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.errors import InvalidLogitsError
-from localspec.sampling.params import SamplingParams
+from localspec.sampling.noise import GROUP, PositionNoise
 
-__all__ = ["DenseLaw", "Law", "SparseLaw", "law", "make_law", "residual"]
+__all__ = ["DenseLaw", "Floats", "Ids", "Law", "SparseLaw", "residual", "starts"]
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
@@ -42,8 +40,7 @@ class DenseLaw:
     @classmethod
     def of(cls, weights: Floats) -> DenseLaw:
         """Return the law proportional to ``weights`` [V]."""
-        starts = np.arange(0, len(weights), _CHUNK)
-        totals = np.add.reduceat(weights, starts).astype(np.float64)
+        totals = np.add.reduceat(weights, starts(len(weights), _CHUNK)).astype(np.float64)
         return cls(weights, totals, float(totals.sum()))
 
     @property
@@ -68,6 +65,28 @@ class DenseLaw:
         inside = self.weights[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         below = edges[chunk - 1] if chunk else 0.0
         return chunk * _CHUNK + _first_above(np.cumsum(inside, dtype=np.float64), target - below, inside)
+
+    def race(self, noise: PositionNoise) -> int:
+        """Return the token x with the least E(x)/p(x), the lowest id among equals: a draw by shared noise."""
+        size = len(self.weights)
+        heaviest = np.maximum.reduceat(self.weights, starts(size, GROUP)).astype(np.float64)
+        least, owners = noise.least(np.arange(len(heaviest)))
+        with np.errstate(divide="ignore", over="ignore"):
+            # The winner is no later than any token tried: those with the least noise, and those around the heaviest.
+            ids, weights = self._members(np.array([heaviest.argmax()]))
+            soonest = (noise.at(ids) / weights).min()
+            owners[-1] = min(owners[-1], size - 1)
+            soonest = min(soonest, (noise.at(owners) / self.weights[owners]).min())
+            # No token of a group arrives before the group's least noise over the largest weight in it.
+            ids, weights = self._members(np.flatnonzero(least / heaviest <= soonest))
+            able = np.flatnonzero(least[ids // GROUP] / weights <= soonest)
+            ids, weights = ids[able], weights[able]
+            return int(ids[(noise.at(ids) / weights).argmin()])
+
+    def _members(self, groups: Ids) -> tuple[Ids, NDArray[np.float64]]:
+        ids = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
+        ids = ids[ids < len(self.weights)]
+        return ids, self.weights[ids].astype(np.float64)
 
     def dense(self, size: int) -> NDArray[np.float64]:
         """Return the probabilities as float64 [size]."""
@@ -118,6 +137,11 @@ class SparseLaw:
         edges = np.cumsum(self.probs)
         return int(self.ids[_first_above(edges, uniform * edges[-1], self.probs)])
 
+    def race(self, noise: PositionNoise) -> int:
+        """Return the token x with the least E(x)/p(x), the lowest id among equals: a draw by shared noise."""
+        with np.errstate(divide="ignore", over="ignore"):
+            return int(self.ids[(noise.at(self.ids) / self.probs).argmin()])
+
     def dense(self, size: int) -> NDArray[np.float64]:
         """Return the probabilities as float64 [size]."""
         out = np.zeros(size)
@@ -126,50 +150,6 @@ class SparseLaw:
 
 
 Law = DenseLaw | SparseLaw
-
-
-def make_law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()) -> Law:
-    """Return the next-token law that ``params`` make of one row of logits.
-
-    Args:
-        logits: float32 or float64 [V]; not kept, so a view that is about to change is fine.
-        params: temperature and truncation.
-        history: tokens before this position, drafted ones included; what penalties will look at.
-
-    Raises:
-        InvalidLogitsError: the row holds NaN or +inf, or nothing above −inf.
-    """
-    top = float(logits.max())
-    if not np.isfinite(top):
-        raise InvalidLogitsError(
-            f"a row of logits has the maximum {top}, so no law can be made of it; the model file may be"
-            " damaged (localspec models pull --verify), or the model overflows on this backend"
-        )
-    if params.greedy:
-        return SparseLaw.point(int(logits.argmax()))
-    # Some models mask with the lowest finite number; below it lies −inf, which is as good.
-    with np.errstate(over="ignore"):
-        if not params.truncates:
-            weights: Floats = logits - logits.dtype.type(top)
-            np.multiply(weights, logits.dtype.type(1.0 / params.temperature), out=weights)
-            return DenseLaw.of(np.exp(weights, out=weights))
-        ids, values = _truncate(logits, top, params)
-        return SparseLaw.of(ids, np.exp((values - top) / params.temperature))
-
-
-def law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()) -> NDArray[np.float64]:
-    """Return the next-token law in dense form: what ``make_law`` holds, as float64 [V].
-
-    >>> import numpy as np
-    >>> law(np.array([2.0, 0.0, 1.0]), SamplingParams(temperature=0))
-    array([1., 0., 0.])
-    >>> law(np.array([2.0, 0.0, 1.0]), SamplingParams(top_k=2)).round(3)
-    array([0.731, 0.   , 0.269])
-    """
-    logits = np.asarray(logits)
-    if logits.dtype not in (np.float32, np.float64):
-        logits = logits.astype(np.float64)
-    return make_law(logits, params, history).dense(len(logits))
 
 
 def residual(p: Law, q: Law, scale: float = 1.0) -> tuple[Law, float] | None:
@@ -193,50 +173,10 @@ def residual(p: Law, q: Law, scale: float = 1.0) -> tuple[Law, float] | None:
     return (rest_law, rest_law.total) if rest_law.total > 0 else None
 
 
-def _truncate(logits: Floats, top: float, params: SamplingParams) -> tuple[Ids, NDArray[np.float64]]:
-    """Return the ids that survive top-k, top-p and min-p, ascending, and their logits (float64)."""
-    min_logit = top + np.log(params.min_p) if params.min_p > 0 else -np.inf
-    if params.top_k == 0 and params.top_p >= 1:
-        ids = np.flatnonzero(logits >= min_logit)
-        return ids, logits[ids].astype(np.float64)
-    ids = _top_ids(logits, params.top_k) if params.top_k > 0 else _top_mass_ids(logits, top, params.top_p)
-    values = logits[ids].astype(np.float64)
-    if params.top_p < 1:
-        mass = np.cumsum(np.exp(values - top))
-        # _top_mass_ids has already normalised by the whole row; after top-k the survivors are the whole.
-        if params.top_k > 0:
-            keep = int(np.searchsorted(mass, params.top_p * mass[-1])) + 1
-            ids, values = ids[:keep], values[:keep]
-    strong = values >= min_logit
-    ids, values = ids[strong], values[strong]
-    order = np.argsort(ids)
-    return ids[order], values[order]
-
-
-def _top_ids(logits: Floats, k: int) -> Ids:
-    """Return the ids of the k largest logits above −inf, largest first, lower id first among equals."""
-    if k < len(logits) // 64:
-        # The k-th largest chunk maximum is a floor that at least k entries reach, and few more do.
-        maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), 64))
-        floor = float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
-    elif k < len(logits):
-        floor = float(np.partition(logits, len(logits) - k)[len(logits) - k])
-    else:
-        floor = -np.inf
-    ids = np.flatnonzero((logits >= floor) & (logits > -np.inf))
-    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
-
-
-def _top_mass_ids(logits: Floats, top: float, top_p: float) -> Ids:
-    """Return the fewest largest-first ids whose probabilities reach ``top_p`` of the whole row."""
-    wanted = top_p * DenseLaw.of(np.exp(logits - logits.dtype.type(top))).total
-    k = 64
-    while True:
-        ids = _top_ids(logits, k)
-        mass = np.cumsum(np.exp(logits[ids].astype(np.float64) - top))
-        if mass[-1] >= wanted or len(ids) < k:
-            return ids[: int(np.searchsorted(mass, wanted)) + 1]
-        k *= 8
+@lru_cache(maxsize=16)
+def starts(size: int, step: int) -> Ids:
+    """Return 0, step, 2·step, … below ``size``: where ``reduceat`` begins its sums."""
+    return np.arange(0, size, step)
 
 
 def _first_above(edges: NDArray[np.float64], target: float, weights: Floats) -> int:

@@ -1,8 +1,10 @@
 """The exact verification rules: drafted tokens in, accepted tokens and the next one out.
 
 *Accepted* tokens are drafted tokens that stand; the *recovered* token is drawn from the residual after a
-rejection; the *bonus* token is drawn from p after full acceptance. Both rules leave the output distributed as
-the target's alone (token rule: Leviathan et al., arXiv 2211.17192; block rule: Sun et al., arXiv 2403.10444).
+rejection; the *bonus* token is drawn from p after full acceptance. The rules leave the output distributed as
+the target's alone (token rule: Leviathan et al., arXiv 2211.17192; block rule: Sun et al., arXiv 2403.10444);
+the coupled rule makes it the very text that plain sampling with the same noise gives (Daliri et al.,
+arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -14,11 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from localspec.errors import InvalidOptionError
-from localspec.sampling.laws import DenseLaw, Law, residual
-from localspec.sampling.noise import Uniforms
-from localspec.sampling.params import check_rule
+from localspec.sampling.laws import DenseLaw, Law, SparseLaw, residual
+from localspec.sampling.noise import PositionNoise, Uniforms
 
-__all__ = ["Verification", "verification_law", "verify", "verify_laws"]
+__all__ = ["Verification", "verification_law", "verify", "verify_coupled", "verify_laws"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ def verify_laws(
     num_drafted = len(drafted)
     u = uniforms.random(num_drafted + 1)
     scale = 1.0
-    if rule == "token":
+    # With point masses both rules are the same, and the token rule needs no residuals.
+    if rule == "token" or all(isinstance(law, SparseLaw) and len(law.ids) == 1 for law in q):
         num_accepted = 0
         while num_accepted < num_drafted:
             token = drafted[num_accepted]
@@ -61,11 +63,30 @@ def verify_laws(
     else:
         scales = _block_scales(p, q, drafted)
         # The largest i that passes wins: scan from the far end, where the residuals before it are not needed.
-        num_accepted = num_drafted
+        num_accepted = len(scales) - 1
         while num_accepted and not u[num_accepted - 1] < _block_pass(p, q, scales, num_accepted):
             num_accepted -= 1
         scale = scales[num_accepted]
     return Verification(num_accepted, _next_law(p, q, num_accepted, scale).draw(float(u[-1])))
+
+
+def verify_coupled(p: Sequence[Law], drafted: Sequence[int], *, seed: int, position: int) -> Verification:
+    """Keep the drafted tokens that the target draws itself, with noise that belongs to the position.
+
+    The result does not depend on the draft but for how many tokens come out at once; it is exact for any draft,
+    and a draft that draws with the same noise agrees often: with probability Σₓ 1 / Σ_y max(p_y/pₓ, q_y/qₓ).
+
+    Args:
+        p: target laws, γ+1 of them, asked for only as far as needed.
+        drafted: γ token ids.
+        seed: of the noise.
+        position: absolute position of the first drafted token.
+    """
+    for i, token in enumerate(drafted):
+        own = p[i].race(PositionNoise(seed, position + i))
+        if own != token:
+            return Verification(i, own)
+    return Verification(len(drafted), p[len(drafted)].race(PositionNoise(seed, position + len(drafted))))
 
 
 def verification_law(
@@ -90,7 +111,7 @@ def verification_law(
     >>> probs, laws[0]
     (array([0.5, 0.5]), array([0., 1.]))
     """
-    rule = check_rule(rule)
+    _check_sampling_rule(rule)
     p_laws, q_laws, size = _checked(p, q, drafted)
     num_drafted = len(drafted)
     if rule == "token":
@@ -100,6 +121,7 @@ def verification_law(
         scales = [1.0] * (num_drafted + 1)
     else:
         scales = _block_scales(p_laws, q_laws, drafted)
+        scales += [0.0] * (num_drafted + 1 - len(scales))
         block = [1.0, *(_block_pass(p_laws, q_laws, scales, i) for i in range(1, num_drafted + 1))]
         later_fail = np.cumprod([1.0, *(1.0 - h for h in block[:0:-1])])[::-1]
         probs = np.array(block) * later_fail
@@ -117,7 +139,7 @@ def verify(p: ArrayLike, q: ArrayLike, drafted: Sequence[int], rule: str, rng: U
         rule: "token" or "block".
         rng: a ``numpy.random.Generator``, or anything with its ``random(size)``.
     """
-    rule = check_rule(rule)
+    _check_sampling_rule(rule)
     p_laws, q_laws, _ = _checked(p, q, drafted)
     return verify_laws(p_laws, q_laws, drafted, rule=rule, uniforms=rng)
 
@@ -129,17 +151,22 @@ def _token_pass(p: Law, q: Law, token: int) -> float:
 
 
 def _block_scales(p: Sequence[Law], q: Sequence[Law], drafted: Sequence[int]) -> list[float]:
-    """Return P[0..γ]: P[0] = 1, P[i] = min(1, P[i−1]·p_i(X_i)/q_i(X_i))."""
+    """Return P[0..γ]: P[0] = 1, P[i] = min(1, P[i−1]·p_i(X_i)/q_i(X_i)); the zeros at the end are left out.
+
+    A prefix with P = 0 does not pass, so laws after it are not asked for.
+    """
     scales = [1.0]
     for i, token in enumerate(drafted):
         p_x, q_x = scales[-1] * p[i].prob(token), q[i].prob(token)
-        scales.append(1.0 if p_x >= q_x and p_x > 0 else p_x / q_x if q_x > 0 else 0.0)
+        if not p_x > 0:
+            break
+        scales.append(1.0 if p_x >= q_x else p_x / q_x)
     return scales
 
 
 def _block_pass(p: Sequence[Law], q: Sequence[Law], scales: Sequence[float], i: int) -> float:
     """Return h_i, the probability that the prefix of length i ≥ 1 passes."""
-    if i == len(q):
+    if i == len(q) or scales[i] == 0:
         return scales[i]
     rest = residual(p[i], q[i], scales[i])
     mass = rest[1] if rest else 0.0
@@ -154,6 +181,11 @@ def _next_law(p: Sequence[Law], q: Sequence[Law], num_accepted: int, scale: floa
     rest = residual(p[num_accepted], q[num_accepted], scale)
     # Nothing left over means p and q agree to rounding, and then p is what the residual tends to.
     return rest[0] if rest else p[num_accepted]
+
+
+def _check_sampling_rule(rule: str) -> None:
+    if rule not in ("token", "block"):
+        raise InvalidOptionError(f"rule is {rule!r}; use one of token, block")
 
 
 def _checked(p: ArrayLike, q: ArrayLike, drafted: Sequence[int]) -> tuple[list[Law], list[Law], int]:

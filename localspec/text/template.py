@@ -82,6 +82,10 @@ class ChatTemplate:
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
+    def mentions(self, text: str) -> bool:
+        """Whether the template's own source holds ``text``."""
+        return text in self._source
+
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """Return the prompt for a conversation.
 
@@ -134,31 +138,54 @@ class ChatTemplate:
         return marks
 
 
-def split_control(rendered: Rendered, control_strings: Iterable[str]) -> list[Piece]:
+def split_control(
+    rendered: Rendered, control_strings: Iterable[str], added_strings: Iterable[str] = ()
+) -> list[Piece]:
     """Cut a prompt into the control markers that the template wrote and the ordinary text between.
 
     A marker counts only outside the protected spans; where several fit, the leftmost, then the longest.
     Everything else comes back unsplit, so that a tokeniser merges across the border of template and
     message text exactly as it would in the whole prompt.
 
+    Some models have markers that are no control tokens to their tokeniser, which makes one token of them wherever it
+    meets them: ``added_strings``. Those that people wrote are cut after the first character, so that it does not.
+
     >>> prompt = Rendered("<s>say </s></s>", ((3, 11),))
     >>> [(piece.text, piece.is_control) for piece in split_control(prompt, ["<s>", "</s>"])]
     [('<s>', True), ('say </s>', False), ('</s>', True)]
     """
-    strings = sorted(filter(None, set(control_strings)), key=len, reverse=True)
     text, pieces, done = rendered.text, list[Piece](), 0
-    if strings:
-        pattern = re.compile("|".join(map(re.escape, strings)))
+    borders = [(cut, cut) for cut in _cuts(rendered, added_strings)]
+    if pattern := _any_of(control_strings):
+        markers = re.compile(pattern)
         for start, end in _gaps(rendered):
             # With its end position a match cannot reach into a message.
-            for match in pattern.finditer(text, start, end):
-                if done < match.start():
-                    pieces.append(Piece(text[done : match.start()], is_control=False))
-                pieces.append(Piece(match.group(), is_control=True))
-                done = match.end()
+            borders += [match.span() for match in markers.finditer(text, start, end)]
+    for start, end in sorted(borders):
+        if done < start:
+            pieces.append(Piece(text[done:start], is_control=False))
+        if start < end:
+            pieces.append(Piece(text[start:end], is_control=True))
+        done = max(done, end)
     if done < len(text):
         pieces.append(Piece(text[done:], is_control=False))
     return pieces
+
+
+def _any_of(strings: Iterable[str]) -> str:
+    """Return a pattern for the longest of ``strings``; empty if there is none."""
+    return "|".join(map(re.escape, sorted(filter(None, set(strings)), key=len, reverse=True)))
+
+
+def _cuts(rendered: Rendered, added_strings: Iterable[str]) -> list[int]:
+    """Return where to cut the added strings that are, at least in part, what people wrote."""
+    pattern = _any_of(added_strings)
+    found = re.finditer(f"(?=({pattern}))", rendered.text) if pattern else ()  # overlapping ones, too
+    return [
+        match.start() + 1
+        for match in found
+        if any(match.start(1) < end and start < match.end(1) for start, end in rendered.protected)
+    ]
 
 
 def _gaps(rendered: Rendered) -> list[tuple[int, int]]:

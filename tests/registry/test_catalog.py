@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from localspec.errors import InvalidOptionError, ModelNotFoundError
-from localspec.registry import HuggingFaceFile, LocalFile, WheelParts, cache_dir, config_dir, load
+from localspec.registry import (
+    HuggingFaceFile,
+    LocalFile,
+    RecommendedSampling,
+    WheelParts,
+    cache_dir,
+    config_dir,
+    load,
+)
+from localspec.sampling import SamplingParams
 
 
 @pytest.fixture
@@ -154,3 +164,41 @@ def test_the_directories_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("LOCALSPEC_CONFIG_DIR")
     monkeypatch.delenv("LOCALSPEC_CACHE_DIR")
     assert config_dir().name == cache_dir().name == "localspec"
+
+
+# --- recommended sampling -----------------------------------------------------------------------------------------
+
+
+def test_recommended_sampling(user) -> None:
+    registry = user(
+        MINE + '[models."mine-q8_0".sampling]\ntemperature = 0.7\ntop_k = 20\nrepetition_penalty = 1.05\n'
+        '[models."mine-q4_0"]\nderive = { from = "mine-q8_0", type = "q4_0" }\n'
+        '[models."mine-q2_k"]\nderive = { from = "mine-q4_0", type = "q2_k" }\n'
+        '[models."mine-q2_k".sampling]\ntop_p = 1\n'
+    )
+    expected = RecommendedSampling(temperature=0.7, top_k=20, repetition_penalty=1.05)
+    assert registry.model("mine-q8_0").sampling == expected
+    assert expected.settings() == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+    assert registry.model("mine-q4_0").sampling == expected, "as its base"
+    assert registry.model("mine-q2_k").sampling == RecommendedSampling(top_p=1), "its own, whole"
+    assert registry.model("smollm2-135m-q4_1").sampling.settings() == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('temperature = "hot"', "'temperature' must be a number, not 'hot'"),
+        ("top_k = true", "'top_k' must be a number, not True"),
+        ("temprature = 0.7", "unknown key 'temprature'"),
+    ],
+)
+def test_recommended_sampling_that_makes_no_sense(user, line: str, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=f"models.toml: models.mine-q8_0.sampling: {message}"):
+        user(MINE + f'[models."mine-q8_0".sampling]\n{line}\n')
+
+
+def test_recommendations_name_settings_that_exist() -> None:
+    settings = {each.name for each in fields(RecommendedSampling)}
+    assert settings <= {each.name for each in fields(SamplingParams)}
+    for model in load(Path("none")).models.values():
+        SamplingParams(**model.sampling.settings())

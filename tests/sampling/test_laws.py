@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localspec.errors import InvalidLogitsError
 from localspec.sampling import LLAMACPP_DEFAULTS, DenseLaw, SamplingParams, SparseLaw, law, make_law, residual
-from localspec.sampling.laws import _top_ids
+from localspec.sampling.chain import _top_ids
 from tests.strategies import law_rows, logit_rows, sampling_params
 
 ALMOST_ONE = 1 - 2.0**-53

@@ -45,7 +45,7 @@ def test_a_call_continues_the_one_before() -> None:
 def test_nothing_repeats() -> None:
     keys = itertools.product(range(40), range(40), Stream)
     values = [value for key in keys for value in StepNoise(*key).random(8)]
-    assert len(set(values)) == len(values) == 40 * 40 * 2 * 8
+    assert len(set(values)) == len(values) == 40 * 40 * len(Stream) * 8
 
 
 def first(seeds: range | list[int], positions: range, stream: Stream, index: int = 0) -> NDArray[np.float64]:

@@ -287,3 +287,27 @@ class TestTemplateSource:
         ):
             with pytest.raises(TemplateError, match=f"not one of chatml, .*{reason}"):
                 template_source(choice, "own")
+
+
+# --- markers that are no control tokens to the tokeniser ---------------------------------------------------
+
+
+def pieces(rendered, controls=(), added=()):
+    return [piece.text for piece in split_control(rendered, controls, added)]
+
+
+def test_added_markers_of_people_are_cut_and_the_templates_own_are_not():
+    rendered = Rendered("<|u|>say <|u|><|e|>", ((5, 14),))
+    assert pieces(rendered, ["<|e|>"], ["<|u|>"]) == ["<|u|>say <", "|u|>", "<|e|>"]
+
+
+def test_added_markers_are_cut_where_a_message_only_completes_them():
+    assert pieces(Rendered("<|u|>", ((0, 3),)), [], ["<|u|>"]) == ["<", "|u|>"]
+    assert pieces(Rendered("<|u|>", ((3, 5),)), [], ["<|u|>"]) == ["<", "|u|>"]
+
+
+def test_overlapping_added_markers_are_all_cut():
+    text = "<<a><a<a>"
+    cut = pieces(Rendered(text, ((0, len(text)),)), [], ["<a>", "<<a", "<a<"])
+    assert "".join(cut) == text
+    assert not any(marker in piece for piece in cut for marker in ("<a>", "<<a", "<a<"))

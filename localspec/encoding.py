@@ -1,0 +1,99 @@
+"""From a prompt to token ids: the chat template's own markers become control tokens, what people wrote never does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from localspec.backend.llamacpp import Vocabulary
+from localspec.errors import PromptError, TemplateError
+from localspec.text import ChatTemplate, Message, split_control
+
+__all__ = ["Prompt", "PromptEncoder"]
+
+_ASCII_SPACE = " \t\n\v\f\r"
+
+Prompt = str | Sequence[Message | Mapping[str, str]]
+"""A text, or the messages of a conversation."""
+
+
+class PromptEncoder:
+    """Encodes prompts for one model.
+
+    Args:
+        vocabulary: the model's.
+        template: its chat template, or None if it has none.
+        name: what to call the model.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None, *, name: str) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        self._name = name
+
+    def encode(self, prompt: Prompt, *, raw: bool = False, special: bool = False) -> list[int]:
+        """Return the token ids of a prompt, BOS included where the model wants it.
+
+        Args:
+            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings with
+                "role" and "content".
+            raw: take a text as it is, without the chat template.
+            special: with ``raw``, let control markers in the text become control tokens. Markers in messages
+                never do.
+
+        Raises:
+            PromptError: the prompt is empty or no text.
+            TemplateError: the model has no chat template, or it refuses the messages.
+        """
+        if raw:
+            if not isinstance(prompt, str):
+                raise PromptError("a raw prompt must be one text, not messages; leave out raw")
+            if not prompt:
+                raise PromptError("the prompt is empty; give it as an argument or on standard input")
+            tokens = self._vocabulary.tokenize(prompt, control=special)
+        else:
+            tokens = self._encode_messages(_as_messages(prompt))
+        bos = self._vocabulary.bos
+        if bos is not None and self._vocabulary.adds_bos and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        return tokens
+
+    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        if self._template is None:
+            raise TemplateError(
+                f"{self._name} has no chat template; name one with --template, or continue the text as it stands with"
+                " --raw"
+            )
+        markers = self._vocabulary.control_tokens
+        tokens: list[int] = []
+        swallows = False
+        for piece in split_control(self._template.render(messages), markers, self._added):
+            if piece.is_control:
+                tokens.append(markers[piece.text])
+            else:
+                tokens += self._vocabulary.tokenize(piece.text.lstrip(_ASCII_SPACE) if swallows else piece.text)
+            swallows = piece.is_control and self._vocabulary.swallows_space(tokens[-1])
+        return tokens
+
+    @cached_property
+    def _added(self) -> list[str]:
+        """The template's own markers that are not control tokens.
+
+        Other user-defined tokens, for runs of spaces or HTML, are how the model reads any text.
+        """
+        template, tokens = self._template, self._vocabulary.user_defined_tokens
+        return [text for text in tokens if text.strip() and template is not None and template.mentions(text)]
+
+
+def _as_messages(prompt: Prompt) -> list[Message]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise PromptError("the prompt is empty; give it as an argument or on standard input")
+        return [Message("user", prompt)]
+    return [m if isinstance(m, Message) else _message(m) for m in prompt]
+
+
+def _message(values: Mapping[str, str]) -> Message:
+    if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
+        raise PromptError(f"a message is {values!r}; it must have a role and content")
+    return Message(values["role"], values["content"])
