@@ -105,10 +105,7 @@ class Derivation:
 
 @dataclass(frozen=True, slots=True)
 class RecommendedSampling:
-    """What a model's makers recommend, as plain numbers; None leaves a setting at its default.
-
-    The names are those of ``SamplingParams``, which checks the ranges.
-    """
+    """What a model's makers recommend; None is the default. Named as in ``SamplingParams``, which checks ranges."""
 
     temperature: float | None = None
     top_k: int | None = None

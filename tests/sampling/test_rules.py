@@ -299,6 +299,14 @@ def test_the_rules_coincide(kind: str) -> None:
             np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE)
 
 
+def test_a_point_mass_among_the_draft_laws_does_not_change_the_rule() -> None:
+    """Where P = (1, 0.5, 0.45), the block rule keeps both tokens at u = (0.9, 0.3), and the token rule none."""
+    p = [SparseLaw.of(np.array([0, 1]), np.array(row)) for row in ([0.4, 0.6], [0.9, 0.1], [0.5, 0.5])]
+    q: list[Law] = [SparseLaw.of(np.array([0, 1]), np.array([0.8, 0.2])), SparseLaw.point(0)]
+    kept = {rule: verify_laws(p, q, [0, 0], rule=rule, uniforms=Given(0.9, 0.3, 0.1)).num_accepted for rule in RULES}
+    assert kept == {"block": 2, "token": 0}
+
+
 # --- corner cases -------------------------------------------------------------------------------------------
 
 
