@@ -34,7 +34,7 @@ def main() -> int:
 
 def readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, part in (("results", policy_table), ("engine", engine_table)):
+    for name, part in (("transcript", transcript), ("results", policy_table), ("engine", engine_table)):
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         body = part()
         text = pattern.sub(lambda match, body=body: match[1] + body + match[2], text)  # type: ignore[misc]
@@ -44,6 +44,13 @@ def readme() -> str:
 def record(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     return loaded
+
+
+def transcript() -> str:
+    """Return the first answers of the recorded chat."""
+    text = (ROOT / "docs" / "transcript.md").read_text(encoding="utf-8")
+    start, end = text.index("$ localspec chat"), text.index("> /stats")
+    return f"~~~~\n{text[start:end].rstrip()}\n~~~~\n"
 
 
 def policy_table() -> str:

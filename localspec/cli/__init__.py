@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises nothing: every error has become one line on stderr.
     """
+    _replace_closed_streams()
     _use_utf8()
     invocation = Invocation()
     try:
@@ -174,6 +175,16 @@ def _tell_error(message: str) -> None:
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody is listening, and the exit code still tells
         click.echo(text, err=True)
+
+
+def _replace_closed_streams() -> None:
+    """Stand in for standard streams the caller closed, as ``2>&-`` does: empty input, output that nobody reads.
+
+    Else the next file opened would get their descriptors, and what llama.cpp prints would be written into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 — for the whole run
 
 
 def _use_utf8() -> None:

@@ -75,10 +75,10 @@ def _prompt(prompt: str | None, system: str | None, messages: str | None, *, raw
         raise InvalidOptionError(f"{name} needs the chat template; leave out --raw, or put the text into the prompt")
     if messages is None:
         text = _prompt_text(prompt)
+        if not (text if raw else text.strip()):
+            raise PromptError("the prompt is empty; give it as an argument or on standard input")
         if raw:
             return text
-        if not text.strip():
-            raise PromptError("the prompt is empty; give it as an argument or on standard input")
         conversation = [Message("user", text)]
     elif prompt is not None:
         raise InvalidOptionError("both a prompt and --messages are given; make the prompt the last of the messages")

@@ -154,6 +154,9 @@ def test_typical_by_hand() -> None:
     assert np.flatnonzero(law(ROW, SamplingParams(typical_p=0.3))).tolist() == [0, 1]
     assert np.flatnonzero(law(ROW, SamplingParams(typical_p=0.8))).tolist() == [0, 1, 2]
     assert np.flatnonzero(law(ROW, SamplingParams(typical_p=0.9))).tolist() == [0, 1, 2, 3], "equals: the lower id"
+    # typical-p goes on until it is exceeded, top-p until it is reached.
+    assert np.count_nonzero(law(np.zeros(2), SamplingParams(typical_p=0.5))) == 2
+    assert np.count_nonzero(law(np.zeros(2), SamplingParams(top_p=0.5))) == 1
     # It may cut the likeliest off, and what follows takes the survivors as they are.
     cold = SamplingParams(typical_p=0.2, temperature=0)
     assert law(ROW, cold).tolist() == [0, 1, 0, 0, 0]

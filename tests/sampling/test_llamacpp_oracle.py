@@ -2,8 +2,8 @@
 
 Both get the same logits and the same history. What must agree: every probability to 1e-5, and which tokens have
 one at all. llama.cpp sums in float32, one after the other, and cuts equals in no particular order; so where the
-two supports differ, the tokens concerned must stand at a cut, closer to it than that rounding, and such cases must
-be rare.
+two supports differ, the cut must be closer to a boundary than the rounding of that sum, which is worked out for the
+row, and such cases must be rare.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ TEXTS = (
     "Dear Sir or Madam, I am writing to you about the noise, the noise, the noise, the noise, the noise, the noise",
 )
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-ROUNDING = 2e-5
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -141,6 +140,12 @@ def rows_of(path: Path, num_rows: int) -> Iterator[tuple[NDArray[np.float32], li
         model.close()
 
 
+def drift(row: NDArray[np.float32]) -> float:
+    """Return the relative error of adding up the row's weights in float32, one after the other."""
+    weights = np.exp(row - row.max())
+    return abs(float(np.cumsum(weights)[-1]) / float(weights.astype(np.float64).sum()) - 1)
+
+
 @pytest.mark.parametrize(("name", "num_rows"), [("smollm2_path", 152), ("qwen_draft_path", 64)])
 def test_every_law_is_that_of_llamacpp(name: str, num_rows: int, request: pytest.FixtureRequest) -> None:
     rows = list(rows_of(request.getfixturevalue(name), num_rows))
@@ -159,8 +164,7 @@ def test_every_law_is_that_of_llamacpp(name: str, num_rows: int, request: pytest
             moved = np.flatnonzero(((ours > 0) != (theirs > 0)) & (np.maximum(ours, theirs) > 1e-30))
             if moved.size:
                 differing += 1
-                assert reference(row, params, history)[1] < ROUNDING, (options, moved)
-                assert max(ours[moved].sum(), theirs[moved].sum()) < 0.5 * max(ours.max(), 2 * ROUNDING) + ROUNDING
+                assert reference(row, params, history)[1] < 1e-5 + 2 * drift(row), (options, moved)
             else:
                 error = float(np.abs(ours - theirs).max())
                 worst = max(worst, error)

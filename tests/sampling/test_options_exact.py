@@ -218,7 +218,7 @@ def test_the_engine_draws_from_these_laws() -> None:
 
 
 def test_settings_no_law_can_be_made_with() -> None:
-    """Unknown ids are refused at once; bans that leave nothing are an error of the target and end a draft."""
+    """Unknown ids are refused at once; bans that leave nothing fail the target, and only end a draft."""
 
     def started(params: SamplingParams, draft: SamplingParams | None = None) -> tuple[Engine, Generation]:
         drafter = ModelDrafter(FakeContext(DRAFT), vocabulary_size=SIZE, ends_generation=lambda token: False)

@@ -199,7 +199,7 @@ class Talk:
             )
             failure = answer.read(stream)
         if failure and not answer.text:
-            self.conversation = fitted
+            self.conversation = asked  # what made room for this message may stay, if another one takes its place
         else:
             self.conversation = fitted.answer(answer.text, interrupted=failure is not None)
         self._report(stream, measured, failure, answer.text)
