@@ -107,8 +107,8 @@ def engine_table() -> str:
     memory = results["memory"]
     lines += [
         "",
-        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB, which is both"
-        f" files, both caches and {memory['extra_bytes'] / 1e6:.0f} MB.",
+        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB; both files are"
+        f" {memory['file_bytes'] / 1e6:.0f} MB and both caches {memory['cache_bytes'] / 1e6:.0f} MB once they are full.",
         "",
     ]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import detail_line, open_session, status_line
+from localspec.cli.running import detail_line, open_session, say, status_line
 from localspec.errors import InvalidOptionError, PromptError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def generate(
             _print_text(stream)
         if stats:
             status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"])
-            click.echo(f"{status}\n{detail_line(stream.stats, stream.seed)}", err=True)
+            say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
 
 
 def _prompt(prompt: str | None, system: str | None, messages: str | None, *, raw: bool) -> Any:

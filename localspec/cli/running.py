@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localspec.loading import LoadedPair
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "status_line"]
+__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "say", "status_line"]
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -34,10 +34,16 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
-    if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
-        problem = f"{session.pair.profile.problem}{named}"
-        click.echo(f"localspec: {problem}; until then costs are measured roughly", err=True)
+    unmeasured = session.pair.draft is not None and session.pair.profile.profile is None
+    if say_profile and use_profile and unmeasured and values.get("num_draft_tokens") is None:
+        say(f"localspec: {session.pair.profile.problem}{named}; until then costs are measured roughly")
     return session
+
+
+def say(text: str) -> None:
+    """Say something on stderr; an answer is not lost because nobody can hear a remark about it."""
+    with suppress(OSError):
+        click.echo(text, err=True)
 
 
 def profile_options(values: dict[str, Any]) -> str:
