@@ -42,18 +42,26 @@ class PassCost:
 class CostCurve:
     """The points measured with ``depth`` tokens in the cache, by growing ``num_tokens``.
 
+    Attributes:
+        depth: tokens in the cache.
+        points: passes with the rows of logits that an evaluation of so many tokens asks for.
+        silent: passes without rows, where an evaluation asks for fewer rows than tokens: of several passes only the
+            last one then has rows. A row is dear: a product with the whole output head.
+
     Raises:
         InvalidOptionError: no points, or not in order, or one that takes no time.
     """
 
     depth: int
     points: tuple[PassCost, ...]
+    silent: tuple[PassCost, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = [point.num_tokens for point in self.points]
-        if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
-            raise InvalidOptionError(f"a curve over passes of {sizes} tokens; the sizes must grow from 1 or more")
-        for point in self.points:
+        for points in (self.points, self.silent or self.points):
+            sizes = [point.num_tokens for point in points]
+            if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
+                raise InvalidOptionError(f"a curve over passes of {sizes} tokens; the sizes must grow from 1 or more")
+        for point in (*self.points, *self.silent):
             if not 0 < point.seconds < float("inf") or not 0 <= point.spread_s < float("inf"):
                 raise InvalidOptionError(
                     f"a pass over {point.num_tokens} tokens takes {point.seconds} ± {point.spread_s} s;"
@@ -69,9 +77,15 @@ class CostCurve:
         """Seconds of one pass; on a line between measured sizes, on the last line's continuation past them."""
         return _on_lines(num_tokens, self.sizes, [point.seconds for point in self.points])
 
-    def spread_s(self, num_tokens: int) -> float:
-        """The standard error of ``seconds``."""
-        return _on_lines(num_tokens, self.sizes, [point.spread_s for point in self.points])
+    @property
+    def earlier(self) -> tuple[PassCost, ...]:
+        """What passes before the last one of an evaluation cost."""
+        return self.silent or self.points
+
+    def earlier_seconds(self, num_tokens: int) -> float:
+        """Seconds of a pass that is not the last one of its evaluation."""
+        earlier = self.earlier
+        return _on_lines(num_tokens, [p.num_tokens for p in earlier], [p.seconds for p in earlier])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,10 @@ class CostCurves:
         before the first the cost is the first one's.
         """
         return _on_lines(depth, self.depths, [curve.seconds(num_tokens) for curve in self.curves])
+
+    def earlier_seconds(self, num_tokens: int, depth: int) -> float:
+        """Seconds of a pass that is not the last one of its evaluation, likewise."""
+        return _on_lines(depth, self.depths, [curve.earlier_seconds(num_tokens) for curve in self.curves])
 
 
 def _on_lines(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
-from localspec.curves import CostCurve, CostCurves
+from localspec.curves import CostCurve, CostCurves, PassCost
 from localspec.errors import InvalidOptionError
 
 __all__ = ["DEFAULT_MARGIN", "EvaluationPlan", "PlannedContext", "cheapest_passes", "evaluation_plan"]
@@ -61,9 +61,10 @@ class EvaluationPlan:
     def seconds(self, curves: CostCurves, num_tokens: int, depth: int) -> float:
         """Return what evaluating ``num_tokens`` costs under the plan.
 
-        The rows are counted as the curve has them, which a rearrangement never exceeds.
+        Padding is counted as if it had rows: what that overstates is small, and never the cost of a single pass.
         """
-        return sum(curves.seconds(size, depth) for size in self.sizes(num_tokens))
+        *earlier, last = self.sizes(num_tokens)
+        return sum(curves.earlier_seconds(size, depth) for size in earlier) + curves.seconds(last, depth)
 
     @property
     def rearranged(self) -> tuple[int, ...]:
@@ -71,28 +72,37 @@ class EvaluationPlan:
         return tuple(n for n, sizes in enumerate(self.passes, 1) if sizes != (n,))
 
 
-def cheapest_passes(seconds: Sequence[tuple[int, float]], limit: int) -> list[tuple[int, ...]]:
-    """For 1..limit tokens, the sizes of the passes that together cost least; sums may exceed the tokens.
+Costs = Sequence[tuple[int, float]]
+"""Sizes of passes, with their seconds."""
+
+
+def cheapest_passes(last: Costs, earlier: Costs, limit: int) -> list[tuple[int, ...]]:
+    """For 1..limit tokens, the sizes of the passes that together cost least, in order.
+
+    Only the last pass may be larger than the tokens t that are left for it. With C(m) its cost and D(m) that of a
+    pass before it, T(n) = min over t ≤ m of C(m) + U(n - t), U(n) = min over m ≤ n of D(m) + U(n - m), and U(0) = 0.
 
     Args:
-        seconds: sizes of passes that may be used, with their costs, all above 0.
+        last: sizes that the last pass may have, with their costs, all above 0.
+        earlier: the same of the passes before it.
         limit: the most tokens.
 
-    With C(m) the cost of a pass over m tokens, T(n) = min over m of C(m) + T(n - m), and T is 0 for n ≤ 0.
-
-    >>> cheapest_passes([(1, 1.0), (2, 2.5), (3, 3.6), (4, 2.4)], 4)
+    >>> costs = [(1, 1.0), (2, 2.5), (3, 3.6), (4, 2.4)]
+    >>> cheapest_passes(costs, costs, 4)
     [(1,), (1, 1), (4,), (4,)]
     """
-    totals: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    exact: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]  # cost, number of passes, sizes
+    best = []
     for n in range(1, limit + 1):
-        best: tuple[float, tuple[int, ...]] = (inf, ())
-        for size, cost in seconds:
-            before, sizes = totals[max(0, n - size)]
-            # Among equals the fewest passes: each one more has its share of overhead and of noise.
-            if (before + cost, len(sizes) + 1) < (best[0], len(best[1])):
-                best = before + cost, (*sizes, size)
-        totals.append(best)
-    return [tuple(sorted(sizes)) for _, sizes in totals[1:]]
+        # Among equals the fewest passes: each one more has its share of noise.
+        best.append(min(_with(m, cost, exact[n - t]) for m, cost in last for t in range(1, min(m, n) + 1))[2])
+        options = [_with(size, cost, exact[n - size]) for size, cost in earlier if size <= n]
+        exact.append(min(options, default=(inf, 0, ())))
+    return best
+
+
+def _with(size: int, cost: float, before: tuple[float, int, tuple[int, ...]]) -> tuple[float, int, tuple[int, ...]]:
+    return before[0] + cost, before[1] + 1, (*before[2], size)
 
 
 def evaluation_plan(
@@ -111,12 +121,8 @@ def evaluation_plan(
     sizes = set(curves.sizes)
     measured = next(n for n in range(len(sizes) + 1) if n + 1 not in sizes)
     limit = measured if limit is None else min(limit, measured)
-    proposals = [
-        cheapest_passes(
-            [(point.num_tokens, point.seconds) for point in curve.points if point.num_tokens in sizes], limit
-        )
-        for curve in curves.curves
-    ]
+    earlier = set.intersection(*({point.num_tokens for point in curve.earlier} for curve in curves.curves))
+    proposals = [cheapest_passes(_costs(c.points, sizes), _costs(c.earlier, earlier), limit) for c in curves.curves]
     passes = []
     for n in range(1, limit + 1):
         candidates = {proposal[n - 1] for proposal in proposals}
@@ -126,16 +132,25 @@ def evaluation_plan(
     return EvaluationPlan(tuple(passes))
 
 
+def _costs(points: Sequence[PassCost], sizes: set[int]) -> Costs:
+    return [(point.num_tokens, point.seconds) for point in points if point.num_tokens in sizes]
+
+
 def _sure_gain(curves: Sequence[CostCurve], num_tokens: int, sizes: Sequence[int], margin: float) -> float:
     """Seconds gained beyond the margin and beyond noise, summed over the depths; 0 if lost at any of them."""
-    naive = [curve.seconds(num_tokens) for curve in curves]
-    gains = [whole - sum(map(curve.seconds, sizes)) for whole, curve in zip(naive, curves, strict=True)]
-    spreads = [
-        count * curve.spread_s(size) for curve in curves for size, count in Counter((num_tokens, *sizes)).items()
-    ]
+    gains, spreads, naive_s = [], [], 0.0
+    for curve in curves:
+        last = {point.num_tokens: point for point in curve.points}
+        earlier = {point.num_tokens: point for point in curve.earlier}
+        passes = [*(earlier[size] for size in sizes[:-1]), last[sizes[-1]]]
+        naive = last[num_tokens]
+        naive_s += naive.seconds
+        gains.append(naive.seconds - sum(one.seconds for one in passes))
+        # A point that occurs twice errs twice in the same direction.
+        spreads += [count * one.spread_s for one, count in Counter((naive, *passes)).items()]
     if min(gains) < 0:
         return 0.0
-    return sum(gains) - max(margin * sum(naive), _STANDARD_ERRORS * hypot(*spreads))
+    return sum(gains) - max(margin * naive_s, _STANDARD_ERRORS * hypot(*spreads))
 
 
 class PlannedContext:

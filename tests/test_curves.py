@@ -43,9 +43,13 @@ def test_a_single_point_holds_everywhere() -> None:
     assert single.seconds(1, 0) == single.seconds(9, 5000) == 2.0
 
 
-def test_spreads_are_interpolated_like_seconds() -> None:
-    points = (PassCost(1, 1, 1.0, 0.1, 5), PassCost(3, 3, 1.0, 0.3, 5))
-    assert CostCurve(0, points).spread_s(2) == pytest.approx(0.2)
+def test_earlier_passes_are_silent_where_that_was_measured() -> None:
+    assert CURVES.earlier_seconds(2, 64) == 1.5
+    points, silent = CURVES.curves[0].points, (PassCost(1, 0, 0.5, 0.0, 5), PassCost(3, 0, 1.5, 0.0, 5))
+    curves = CostCurves((CostCurve(64, points, silent),))
+    assert curves.earlier_seconds(1, 64) == 0.5
+    assert curves.earlier_seconds(2, 64) == pytest.approx(1.0)
+    assert curves.seconds(2, 64) == 1.5
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 1), (2, 1), (1, 1)])
@@ -58,6 +62,14 @@ def test_sizes_that_do_not_grow_are_refused(sizes: tuple[int, ...]) -> None:
 def test_impossible_times_are_refused(seconds: float, spread: float) -> None:
     with pytest.raises(InvalidOptionError, match="finite"):
         CostCurve(0, (PassCost(1, 1, seconds, spread, 1),))
+
+
+def test_silent_passes_are_checked_like_the_others() -> None:
+    points = (PassCost(1, 1, 1.0, 0.0, 1),)
+    with pytest.raises(InvalidOptionError, match="must grow"):
+        CostCurve(0, points, (PassCost(2, 0, 1.0, 0.0, 1), PassCost(1, 0, 1.0, 0.0, 1)))
+    with pytest.raises(InvalidOptionError, match="finite"):
+        CostCurve(0, points, (PassCost(1, 0, 0.0, 0.0, 1),))
 
 
 @pytest.mark.parametrize("depths", [(), (-1,), (64, 64), (64, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -33,23 +34,30 @@ def curves(*tables: dict[int, float], spread_s: float = 0.0) -> CostCurves:
 # The plan
 
 
+TABLES = st.dictionaries(st.integers(1, 6), st.floats(0.1, 10), min_size=1)
+
+
 @settings(deadline=None)
-@given(
-    st.dictionaries(st.integers(1, 6), st.floats(0.1, 10), min_size=1),
-    st.integers(1, 6),
-)
-def test_no_combination_of_passes_is_cheaper(table: dict[int, float], limit: int) -> None:
-    plan = cheapest_passes(sorted(table.items()), limit)
+@given(TABLES, TABLES.filter(lambda table: 1 in table), st.integers(1, 6))
+def test_no_combination_of_passes_is_cheaper(last: dict[int, float], earlier: dict[int, float], limit: int) -> None:
+    plan = cheapest_passes(sorted(last.items()), sorted(earlier.items()), limit)
     for n, sizes in enumerate(plan, 1):
-        cost = sum(table[size] for size in sizes)
-        enough = (
-            passes
-            for count in range(1, n + 1)
-            for passes in combinations_with_replacement(sorted(table), count)
-            if sum(passes) >= n
+        cost = last[sizes[-1]] + sum(earlier[size] for size in sizes[:-1])
+        complete = (
+            last[final] + sum(earlier[size] for size in before)
+            for final in last
+            for count in range(n)
+            for before in combinations_with_replacement(sorted(earlier), count)
+            if sum(before) < n <= sum(before) + final
         )
-        assert cost == pytest.approx(min(sum(table[size] for size in passes) for passes in enough))
-        assert 0 <= sum(sizes) - n < sizes[-1]
+        assert cost == pytest.approx(min(complete, default=inf))
+        if cost < inf:
+            assert 0 <= sum(sizes) - n < sizes[-1]
+
+
+def test_among_equals_the_fewest_passes_are_taken() -> None:
+    costs = [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert cheapest_passes(costs, costs, 3) == [(1,), (2,), (3,)]
 
 
 def test_a_measured_curve_is_padded_and_split_where_that_gains() -> None:
@@ -98,6 +106,15 @@ def test_the_plan_ends_where_a_size_was_not_measured() -> None:
     assert plan.sizes(4) == (4,)
     assert evaluation_plan(curves(table), limit=1).passes == ((1,),)
     assert evaluation_plan(curves({2: 1.0})).limit == 0
+
+
+def test_a_split_of_passes_that_need_one_row_is_charged_one_row() -> None:
+    points = (PassCost(1, 1, 11.2, 0.0, 9), PassCost(2, 1, 20.0, 0.0, 9))
+    silent = (PassCost(1, 0, 6.6, 0.0, 9), PassCost(2, 0, 15.0, 0.0, 9))
+    plan = evaluation_plan(CostCurves((CostCurve(0, points, silent),)))
+    assert plan.passes == ((1,), (1, 1))
+    assert evaluation_plan(CostCurves((CostCurve(0, points),))).passes == ((1,), (2,))
+    assert plan.seconds(CostCurves((CostCurve(0, points, silent),)), 2, 0) == pytest.approx(17.8)
 
 
 def test_planned_seconds_are_those_of_the_passes() -> None:

@@ -53,7 +53,8 @@ class PassLoad:
     Attributes:
         context: the model; its sequence 0 is emptied before and after.
         sizes: numbers of tokens.
-        rows: how many rows of logits a pass over n tokens asks for.
+        rows: how many rows of logits a pass over n tokens asks for. Where that is fewer than n, passes without rows
+            are measured as well, which is what all but the last of several passes are.
     """
 
     context: Context
@@ -143,10 +144,7 @@ def measure_costs(
     complete = [(depth, series) for depth, series in measured if all(s.complete for one in series for s in one)]
     if not complete:
         raise KeyboardInterrupt
-    curves = [
-        CostCurves(tuple(CostCurve(depth, tuple(s.cost for s in series[i])) for depth, series in complete))
-        for i in range(len(loads))
-    ]
+    curves = [CostCurves(tuple(_curve(depth, series[i]) for depth, series in complete)) for i in range(len(loads))]
     return MeasuredCosts(tuple(curves), interrupted)
 
 
@@ -312,7 +310,17 @@ def _good_enough(series: _Series) -> bool:
 
 
 def _series_of(load: PassLoad) -> list[_Series]:
-    return [_Series(load.context, _tokens(load.context, size), load.rows(size)) for size in sorted(set(load.sizes))]
+    """Return a series for each size; and one without rows, if an evaluation of several tokens asks for fewer rows."""
+    sizes = sorted(set(load.sizes))
+    asked = [(size, load.rows(size)) for size in sizes]
+    silent = [(size, 0) for size in sizes] if any(rows < size for size, rows in asked) else []
+    return [_Series(load.context, _tokens(load.context, size), rows) for size, rows in (*asked, *silent)]
+
+
+def _curve(depth: int, series: Sequence[_Series]) -> CostCurve:
+    costs = [one.cost for one in series]
+    sizes = {cost.num_tokens for cost in costs}
+    return CostCurve(depth, tuple(costs[: len(sizes)]), tuple(costs[len(sizes) :]))
 
 
 def _group_of(contexts: Sequence[TunableContext], threads: int, sizes: Sequence[Sequence[int]]) -> _Group:

@@ -48,8 +48,23 @@ def test_the_median_stands_a_disturbed_machine() -> None:
 def test_rows_are_those_asked_for() -> None:
     clock = FakeClock()
     context = TimedContext(clock, linear)
-    measure_costs([PassLoad(context, (3,), lambda n: 1)], depths=(0,), budget_s=0, clock=clock)
-    assert context.rows == context.passes
+    (curves,) = measure_costs([PassLoad(context, (2, 3), every)], depths=(0,), budget_s=0, clock=clock).curves
+    assert context.rows == 2.5 * context.passes
+    assert not curves.curves[0].silent
+
+
+def test_passes_without_rows_are_measured_where_fewer_rows_than_tokens_are_asked_for() -> None:
+    clock = FakeClock()
+    context = TimedContext(clock, linear)
+    (curves,) = measure_costs([PassLoad(context, (1, 3), lambda n: 1)], depths=(0,), budget_s=0, clock=clock).curves
+    (curve,) = curves.curves
+    assert [(point.num_tokens, point.rows) for point in (*curve.points, *curve.silent)] == [
+        (1, 1),
+        (3, 1),
+        (1, 0),
+        (3, 0),
+    ]
+    assert context.rows == context.passes / 2
 
 
 def test_two_models_are_measured_in_turn() -> None:
