@@ -90,10 +90,17 @@ def _as_messages(prompt: Prompt) -> list[Message]:
         if not prompt.strip():
             raise PromptError("the prompt is empty; give it as an argument or on standard input")
         return [Message("user", prompt)]
-    return [m if isinstance(m, Message) else _message(m) for m in prompt]
+    if not isinstance(prompt, Sequence):
+        raise PromptError(f"the prompt is {prompt!r}; it must be a text or a list of messages")
+    messages = [_message(m) for m in prompt]
+    if not any(m.content.strip() for m in messages):
+        raise PromptError("the prompt is empty; no message has any text")
+    return messages
 
 
-def _message(values: Mapping[str, str]) -> Message:
+def _message(values: object) -> Message:
+    if isinstance(values, Message):
+        return values
     if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
         raise PromptError(f"a message is {values!r}; it must have a role and content")
     return Message(values["role"], values["content"])

@@ -67,8 +67,8 @@ class Engine:
         prompt = list(request.prompt)
         if not prompt:
             raise InvalidOptionError("the prompt is empty; give at least one token")
-        if request.max_tokens < 1:
-            raise InvalidOptionError(f"max_tokens is {request.max_tokens}; use 1 or more")
+        if not isinstance(request.max_tokens, int) or request.max_tokens < 1:
+            raise InvalidOptionError(f"max_tokens is {request.max_tokens!r}; use a whole number from 1")
         request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(

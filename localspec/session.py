@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, SupportsIndex, get_args
 
 from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
@@ -196,14 +197,23 @@ class Session:
         return self.pair.target.capacity
 
     def close(self) -> None:
-        """Free both models; the session cannot be used afterwards."""
-        self.pair.close()
+        """Free both models; the session cannot be used afterwards.
+
+        Raises:
+            InvalidOptionError: another thread is generating, and its pass would lose the memory it works on.
+        """
+        with self._exclusively():
+            self.pair.close()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        try:
+            self.close()
+        except InvalidOptionError:
+            if kind is None:  # else what ended the block is what the caller has to hear of
+                raise
 
     def encode(self, prompt: Prompt, *, raw: bool = False, special: bool = False) -> list[int]:
         """Return the token ids of a prompt; see ``PromptEncoder.encode``."""
@@ -257,7 +267,7 @@ class Session:
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
-            seed=fresh_seed() if seed is None else seed,
+            seed=fresh_seed() if seed is None else _seed(seed),
             rule=check_rule(rule),
             policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
             draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
@@ -372,6 +382,14 @@ def load_pair(
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))
+
+
+def _seed(value: SupportsIndex) -> int:
+    """Return a whole number of any kind, numpy's too, as Python's: hashing needs more than 64 bits, JSON an int."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidOptionError(f"the seed is {value!r}; use a whole number") from None
 
 
 def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:

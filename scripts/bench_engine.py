@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -21,11 +22,13 @@ from _bench import CODE_PROMPT, Spread, alternate, ratios, write
 
 import localspec
 from localspec.backend import Span, llamacpp
+from localspec.calibration.prompts import built_in_prompts
 from localspec.sampling import SamplingParams
 
-TRIALS = 7
+TRIALS = 5
 MAX_TOKENS = 96
 GREEDY = SamplingParams(temperature=0)
+LENGTHS = {"plain": 0, "auto": None, "4": 4, "6": 6}
 OVERHEAD_SETTINGS = {
     "T 0.8, no truncation": SamplingParams(temperature=0.8),
     "T 0.8, top-k 40, top-p 0.95": SamplingParams(temperature=0.8, top_k=40, top_p=0.95),
@@ -41,13 +44,9 @@ def main() -> int:
         results[f"overhead share, {name}"] = Spread.of(trials)
         print(f"overhead, {name}: {Spread.of(trials)}", file=sys.stderr)
 
-    def speed(num_draft_tokens: int) -> Callable[[], float]:
-        return lambda: run(session, GREEDY, num_draft_tokens).stats.tokens_per_s
-
-    sides = {str(gamma): speed(gamma) for gamma in (0, 4, 6)}
-    speeds = alternate(sides, TRIALS)
-    for gamma in ("4", "6"):
-        results[f"speedup over plain, code, T 0, gamma {gamma}"] = ratios(speeds[gamma], speeds["0"])
+    speeds = alternate({name: speed(session, gamma) for name, gamma in LENGTHS.items()}, TRIALS)
+    for name in ("auto", "4", "6"):
+        results[f"speedup over plain, code, T 0, gamma {name}"] = ratios(speeds[name], speeds["plain"])
     session.close()
     plain = localspec.load_pair("qwen2.5-coder-1.5b", use_draft=False, context=1024)
     prompt = plain.encode(CODE_PROMPT)
@@ -56,6 +55,19 @@ def main() -> int:
     results["plain engine over bare loop"] = ratios(speeds["engine"], speeds["bare"])
     write("engine", {"trials": TRIALS, "max_tokens": MAX_TOKENS, "gamma": 4, "context": 1024}, results)
     return 0
+
+
+def speed(session: Any, num_draft_tokens: int | None) -> Callable[[], float]:
+    """Return a side that goes through the built-in code prompts, one a trial."""
+    prompts = [prompt.content for prompt in built_in_prompts() if prompt.kind == "code"]
+    turn = count()
+
+    def side() -> float:
+        prompt = prompts[next(turn) % len(prompts)]
+        result = session.generate(prompt, GREEDY, max_tokens=MAX_TOKENS, num_draft_tokens=num_draft_tokens, seed=1)
+        return float(result.stats.tokens_per_s)
+
+    return side
 
 
 def run(session: Any, params: SamplingParams, num_draft_tokens: int) -> Any:

@@ -28,8 +28,8 @@ PAIRS = {
 DEPTH = 128
 LIMIT = 7
 SIZES = (*range(1, LIMIT + 1), 8, 12, 16)
-BUDGET_S = 24.0
-TRIALS = 7
+BUDGET_S = 14.0
+TRIALS = 5
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import harmonic_mean, median
 from typing import Any
 
-from _bench import alternate, ratios, write
+from _bench import RESULTS, alternate, ratios, write
 
 import localspec
 from localspec.calibration.prompts import built_in_prompts
@@ -73,9 +73,8 @@ def calibrate(pair: str, budget: str, trials: int) -> None:
         path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
         command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--prompts", str(path), "--json"]
-        subprocess.run(
-            [*command, "-t", "0.7", *untruncated, "--budget", budget], check=True, stdout=subprocess.DEVNULL
-        )
+        command += ["-t", "0.7", *untruncated, "--budget", budget, "--plot", str(RESULTS / f"{pair}.png")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def cell(session: Any, pair: str, kind: str, temperature: float, trials: int, tokens: int) -> dict[str, Any]:

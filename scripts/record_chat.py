@@ -64,10 +64,10 @@ def _document(session: str) -> str:
 Recorded by `scripts/record_chat.py`: a real run on the default pair at temperature 0. The speeds are those of the
 machine it ran on; where drafting costs more than it saves, the last figure of a status line is below 1.
 
-```
+~~~~
 $ {_command()}
 {session.rstrip()}
-```
+~~~~
 """
 
 

@@ -17,11 +17,15 @@ from typing import Any
 import click
 
 ROOT = Path(__file__).resolve().parent.parent
-LENGTHS = ("1", "2", "4", "6")
+PAIRS = {
+    "Q4_K_M, Q4_K_M": "qwen2.5-coder-1.5b",
+    "F16, Q4_0": "qwen2.5-coder-1.5b-f16",
+}
 
 
 def main() -> int:
-    wanted = {ROOT / "README.md": readme(), ROOT / "docs" / "cli.md": cli_reference()}
+    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md")}
+    wanted[ROOT / "docs" / "cli.md"] = cli_reference()
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
         for path in stale:
@@ -32,48 +36,67 @@ def main() -> int:
     return 0
 
 
-def readme() -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, part in (("results", policy_table), ("engine", engine_table)):
+def filled(path: Path) -> str:
+    """Return the text of a document with its generated parts renewed."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in PARTS.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         body = part()
         text = pattern.sub(lambda match, body=body: match[1] + body + match[2], text)  # type: ignore[misc]
     return text
 
 
-def record(name: str) -> dict[str, Any]:
+def load(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     return loaded
 
 
-def policy_table() -> str:
-    data = record("policy")
-    machine, summary = data["machine"], data["results"]["summary"]
+def transcript() -> str:
+    """Return the first answers of the recorded chat."""
+    text = (ROOT / "docs" / "transcript.md").read_text(encoding="utf-8")
+    start, end = text.index("$ localspec chat"), text.index("> /stats")
+    return f"~~~~\n{text[start:end].rstrip()}\n~~~~\n"
+
+
+def rules_table() -> str:
+    lines = ["| pair | rule | γ = 1 | 2 | 4 | 8 |", "|---|---|---|---|---|---|"]
+    for name, pair in PAIRS.items():
+        agreements = load(f"calibrate-{pair}")["profile"]["agreement"]
+        found = next(a for a in agreements if a["kind"] == "all" and a["temperature"] == 0.8)
+        for rule in ("token", "block"):
+            cells = [f"{found[rule][gamma]['value']:.2f}" for gamma in (1, 2, 4, 8)]
+            lines.append(f"| {name} | {rule} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def sampling_table() -> str:
+    lines = ["| | ms | softmaxes |", "|---|---|---|"]
+    for name, value in load("sampling")["results"].items():
+        lines.append(f"| {name} | {value['ms']['median']:.3f} | {value['softmaxes']['median']:.2f} |")
+    return "\n".join([*lines, ""])
+
+
+def calibration_table() -> str:
+    """Return what ``calibrate --quick --json`` found for both pairs: predictions, by kind of text."""
+    found = {name: load(f"calibrate-{pair}") for name, pair in PAIRS.items()}
+    kinds = [kind for kind in next(iter(found.values()))["kinds"] if all(kind in f["kinds"] for f in found.values())]
     lines = [
-        f"Measured on {machine['cores']} cores ({machine['cpu']}), {data['settings']['trials']} alternating trials a"
-        " cell, tokens per second over plain decoding's in the same run; predicted by `calibrate` / measured:",
-        "",
-        "| target | text | T | γ = 1 | γ = 2 | γ = 4 | γ = 6 | auto |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| target, draft | a pass over 4 tokens | a draft pass | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 3) + "|",
     ]
-    for cell in data["results"]["cells"]:
-        speeds = [f"{cell['predicted'][g]:.2f} / {cell['measured'][g]['pooled']:.2f}" for g in LENGTHS]
-        target = "F16" if cell["pair"].endswith("f16") else "Q4_K_M"
-        auto = f"**{cell['auto over plain']['pooled']:.2f}**"
-        lines.append(f"| {target} | {cell['kind']} | {cell['temperature']:g} | {' | '.join(speeds)} | {auto} |")
-    lines += [
-        "",
-        f"The prediction missed by {summary['prediction error, median']:.1%} in the median and by"
-        f" {summary['prediction error, worst']:.0%} at worst; `auto` was never below"
-        f" {summary['auto over plain, worst']:.2f} of plain decoding and"
-        f" {summary['auto over best fixed, worst']:.2f} of the best fixed length in hindsight.",
-        "",
-    ]
-    return "\n".join(lines)
+    for name, data in found.items():
+        cells = [advice(data["kinds"][kind]) for kind in kinds]
+        lines.append(f"| {name} | {data['verify_cost'][3]:.1f} | {data['cost_ratio']:.2f} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def advice(choice: dict[str, Any]) -> str:
+    length = choice["num_draft_tokens"]
+    return f"{choice['speedup']:.2f}× with {length}" if length else "do not speculate"
 
 
 def engine_table() -> str:
-    data = record("engine")
+    data = load("engine")
     results = data["results"]
     rows = [(name, value) for name, value in results.items() if name != "memory"]
     lines = ["| | median | range |", "|---|---|---|"]
@@ -84,8 +107,8 @@ def engine_table() -> str:
     memory = results["memory"]
     lines += [
         "",
-        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB, which is both"
-        f" files, both caches and {memory['extra_bytes'] / 1e6:.0f} MB.",
+        f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB; both files are"
+        f" {memory['file_bytes'] / 1e6:.0f} MB, both caches {memory['cache_bytes'] / 1e6:.0f} MB when full.",
         "",
     ]
     return "\n".join(lines)
@@ -112,6 +135,14 @@ def _help(command: click.Command, context: click.Context) -> list[str]:
             )
     return parts
 
+
+PARTS = {
+    "transcript": transcript,
+    "results": calibration_table,
+    "engine": engine_table,
+    "rules": rules_table,
+    "sampling": sampling_table,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

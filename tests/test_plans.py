@@ -233,6 +233,25 @@ def test_a_context_that_cannot_forget_says_so() -> None:
         planned.decode([Span(0, [1], 1)])
 
 
+LIGHTHOUSE = "The keeper of the lighthouse counted the ships that passed at night, and wrote them down, one by one."
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("padding", [1, 7, 130])
+def test_padding_of_any_length_leaves_a_real_models_rows_alone(smollm2_path: Path, padding: int) -> None:
+    from localspec.backend.llamacpp import LlamaContext, LlamaModel
+
+    model = LlamaModel(smollm2_path)
+    context = LlamaContext(model, capacity=512)
+    tokens = (model.vocabulary.tokenize(LIGHTHOUSE) * 9)[: context.chunk + 3]
+    expected = context.decode([Span(0, tokens, 5)]).copy()
+    context.truncate(0, 0)
+    found = context.decode([Span(0, tokens + tokens[:padding], 5, padding)])
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 0.3 * expected.std()
+    assert context.length(0) == len(tokens) + padding
+
+
 @pytest.mark.model
 def test_logits_of_a_real_model_are_the_same_up_to_kernel_noise(smollm2_path: Path) -> None:
     from localspec.backend.llamacpp import LlamaContext, LlamaModel
@@ -240,9 +259,7 @@ def test_logits_of_a_real_model_are_the_same_up_to_kernel_noise(smollm2_path: Pa
     model = LlamaModel(smollm2_path)
     plain, within = LlamaContext(model, capacity=64), LlamaContext(model, capacity=64)
     planned = PlannedContext(within, PLAN)
-    tokens = model.vocabulary.tokenize(
-        "The keeper of the lighthouse counted the ships that passed at night, one by one"
-    )
+    tokens = model.vocabulary.tokenize(LIGHTHOUSE)
     at = 0
     for count, rows in [(5, 0), (3, 3), (2, 1), (6, 6), (1, 1)]:
         span = Span(0, tokens[at : at + count], rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 import weakref
 from collections import deque
@@ -31,6 +32,8 @@ from localspec.errors import (
 __all__ = ["FlashAttention", "LlamaContext", "LlamaModel", "Vocabulary", "native_build", "show_native_log"]
 
 _CHUNK = 128  # tokens per pass while reading a prompt: a larger one is no faster on a CPU and delays an interrupt
+
+_MAX_THREADS = 512  # ggml's own limit: thousands take minutes for a token, and beyond 32 bits a number wraps
 
 _log_lines: deque[str] = deque(maxlen=200)
 _log_shown = False
@@ -65,6 +68,14 @@ def _last_error() -> str:
     return lines[0].split(": ", 1)[-1] if lines else "llama.cpp gave no reason"
 
 
+def _check_threads(threads: int) -> int:
+    if not 1 <= threads <= _MAX_THREADS:
+        raise InvalidOptionError(
+            f"threads is {threads}; use 1 to {_MAX_THREADS}, best as many as there are physical cores"
+        )
+    return threads
+
+
 class LlamaModel:
     """A loaded GGUF file: weights and vocabulary, no cache.
 
@@ -89,7 +100,7 @@ class LlamaModel:
                 return not interrupted()
 
             params.progress_callback = goes_on
-            pointer = native.llama_model_load_from_file(str(path).encode(), params)
+            pointer = native.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
             raise UnsupportedModelError(
                 f"{path} cannot be loaded: {_last_error()}; a newer llama-cpp-python may know this kind of model"
@@ -245,14 +256,13 @@ class LlamaContext:
         threads: int | None = None,
         flash_attention: FlashAttention = "off",
     ) -> None:
-        given_threads = 1 if threads is None else threads
-        for name, value in (("context", capacity), ("sequences", num_sequences), ("threads", given_threads)):
+        for name, value in (("context", capacity), ("sequences", num_sequences)):
             if value < 1:
                 raise InvalidOptionError(f"{name} is {value}; use 1 or more")
         self.model = model
         self.capacity = capacity
         self.num_sequences = num_sequences
-        self.threads = threads or usable_cores()
+        self.threads = _check_threads(usable_cores() if threads is None else threads)
         self.vocabulary_size = model.vocabulary.size
         self.chunk = _CHUNK
         with deferred_interrupts():
@@ -265,6 +275,7 @@ class LlamaContext:
         self._pointer = pointer
         self._memory = native.llama_get_memory(pointer)
         self._batch = _Batch(max(_CHUNK, num_sequences))
+        self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, native.llama_free, pointer)
 
     def _params(self, flash_attention: FlashAttention) -> Any:
@@ -285,10 +296,8 @@ class LlamaContext:
             InvalidOptionError: the number is below 1.
         """
         self._check_open()
-        if threads < 1:
-            raise InvalidOptionError(f"threads is {threads}; use 1 or more")
+        self.threads = _check_threads(threads)
         native.llama_set_n_threads(self._pointer, threads, threads)
-        self.threads = threads
 
     def length(self, sequence: int) -> int:
         """Return how many tokens the cache holds for ``sequence``, as llama.cpp itself counts them."""
@@ -343,8 +352,12 @@ class LlamaContext:
             return np.empty((0, self.vocabulary_size), np.float32)
         address = ctypes.cast(native.llama_get_logits(self._pointer), ctypes.c_void_p).value
         assert address is not None
-        row_type = ctypes.c_float * (num_rows * self.vocabulary_size)
-        return np.ctypeslib.as_array(row_type.from_address(address)).reshape(num_rows, -1)
+        view = self._views.get((address, num_rows))
+        if view is None:  # llama.cpp keeps its buffer until it needs a larger one, so that few are ever made
+            row_type = ctypes.c_float * (num_rows * self.vocabulary_size)
+            view = np.ctypeslib.as_array(row_type.from_address(address)).reshape(num_rows, -1)
+            self._views[address, num_rows] = view
+        return view
 
     def _failure(self, code: int, num_tokens: int) -> EvaluationError:
         if code == 1:

@@ -38,7 +38,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-DRAFT_SCALES = (0.7, 0.85, 1.2, 1.5)
+DRAFT_SCALES = (0.7, 0.85, 1.15)
 """Draft temperatures that are tried beside the target's own, relative to it."""
 
 _CONFIDENCE = 0.95

@@ -1,8 +1,8 @@
 """The ``localspec`` command: one module per subcommand, each imported only when it is used.
 
 Whatever goes wrong inside a command, the user sees one line on stderr and an exit code: 1 it could not be
-done, 2 wrong usage or option, 3 a batch finished with error records, 130 interrupted. A command raises what
-it met; only one that printed its own account of a failure calls ``ctx.exit(code)``.
+done, 2 wrong usage or option, 130 interrupted. A command raises what it met; only one
+that printed its own account of a failure calls ``ctx.exit(code)``.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises nothing: every error has become one line on stderr.
     """
+    _replace_closed_streams()
     _use_utf8()
     invocation = Invocation()
     try:
@@ -174,6 +175,16 @@ def _tell_error(message: str) -> None:
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody is listening, and the exit code still tells
         click.echo(text, err=True)
+
+
+def _replace_closed_streams() -> None:
+    """Stand in for standard streams the caller closed, as ``2>&-`` does: empty input, output that nobody reads.
+
+    Else the next file opened would get their descriptors, and what llama.cpp prints would be written into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 — for the whole run
 
 
 def _use_utf8() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import model_options, sampling_options, sampling_params
-from localspec.cli.running import open_session
+from localspec.cli.running import open_session, profile_options
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def calibrate(
 ) -> None:
     """Measure what passes cost and how often drafts are accepted, and keep what follows as this pair's profile.
 
-    generate, chat and batch then draft as far as it pays on this machine, or not at all. Several drafts
+    generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
     (--draft A,B or --derive Q4_0,Q8_0) are ranked by predicted speed.
     """
     if values.pop("no_draft"):
@@ -244,7 +244,7 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
         raise InvalidOptionError("a profile belongs to a pair; name the draft with --draft, or use --pair")
     lookup = look_up_profile(files.target, files.draft, threads=values["threads"])
     if lookup.profile is None:
-        raise ProfileError(lookup.problem or "there is no profile")
+        raise ProfileError(f"{lookup.problem}{profile_options(values)}" if lookup.problem else "there is no profile")
     if as_json:
         click.echo(lookup.profile.to_json(), nl=False)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import detail_line, open_session, status_line
+from localspec.cli.running import detail_line, open_session, say, status_line
 from localspec.errors import InvalidOptionError, PromptError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def generate(
             _print_text(stream)
         if stats:
             status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"])
-            click.echo(f"{status}\n{detail_line(stream.stats, stream.seed)}", err=True)
+            say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
 
 
 def _prompt(prompt: str | None, system: str | None, messages: str | None, *, raw: bool) -> Any:
@@ -75,10 +75,10 @@ def _prompt(prompt: str | None, system: str | None, messages: str | None, *, raw
         raise InvalidOptionError(f"{name} needs the chat template; leave out --raw, or put the text into the prompt")
     if messages is None:
         text = _prompt_text(prompt)
+        if not (text if raw else text.strip()):
+            raise PromptError("the prompt is empty; give it as an argument or on standard input")
         if raw:
             return text
-        if not text.strip():
-            raise PromptError("the prompt is empty; give it as an argument or on standard input")
         conversation = [Message("user", text)]
     elif prompt is not None:
         raise InvalidOptionError("both a prompt and --messages are given; make the prompt the last of the messages")

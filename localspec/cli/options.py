@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from localspec.errors import InvalidOptionError
+from localspec.policy import check_num_draft_tokens
 
 __all__ = ["generation_options", "model_options", "sampling_options", "sampling_params"]
 
@@ -25,9 +26,25 @@ class GammaType(click.ParamType[int | None]):
         if value in ("auto", None):
             return None
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
             self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
+        return check_num_draft_tokens(number)
+
+
+# What no generation can use is said before models are fetched and loaded for it.
+
+
+def _check_max_tokens(_ctx: click.Context, _param: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise InvalidOptionError(f"max_tokens is {value}; use 1 or more")
+    return value
+
+
+def _check_stop(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if "" in value:
+        raise InvalidOptionError("stop string '' is not a text of at least one character")
+    return value
 
 
 def _apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -117,6 +134,7 @@ def generation_options(command: Command) -> Command:
         ),
         click.option(
             "--policy",
+            type=click.Choice(["adaptive", "calibrated"]),
             default="adaptive",
             show_default=True,
             metavar="adaptive|calibrated",
@@ -124,6 +142,7 @@ def generation_options(command: Command) -> Command:
         ),
         click.option(
             "--rule",
+            type=click.Choice(["block", "token", "coupled"]),
             default="block",
             show_default=True,
             metavar="block|token|coupled",
@@ -131,8 +150,20 @@ def generation_options(command: Command) -> Command:
         ),
         click.option("--draft-temperature", type=float, help="The draft's own; default the target's."),
         click.option("--seed", type=int, help="Repeat a run; default a fresh one."),
-        click.option("--max-tokens", "-n", type=int, help="Emit no more; default as many as the context holds."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here; may be repeated."),
+        click.option(
+            "--max-tokens",
+            "-n",
+            type=int,
+            callback=_check_max_tokens,
+            help="Emit no more; default as many as the context holds.",
+        ),
+        click.option(
+            "--stop",
+            multiple=True,
+            callback=_check_stop,
+            metavar="TEXT",
+            help="End the answer here; may be repeated.",
+        ),
     )(command)
 
 

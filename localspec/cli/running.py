@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from localspec.loading import LoadedPair
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_lines", "note", "open_session", "status_line"]
+__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "say", "status_line"]
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -29,12 +30,26 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
 
     show_native_log(is_verbose())
     use_draft = not values.pop("no_draft")
+    named = profile_options(values)
     names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
-    if say_profile and use_profile and session.pair.draft is not None and session.pair.profile.profile is None:
-        click.echo(f"localspec: {session.pair.profile.problem}; until then costs are measured roughly", err=True)
+    unmeasured = session.pair.draft is not None and session.pair.profile.profile is None
+    if say_profile and use_profile and unmeasured and values.get("num_draft_tokens") is None:
+        say(f"localspec: {session.pair.profile.problem}{named}; until then costs are measured roughly")
     return session
+
+
+def say(text: str) -> None:
+    """Say something on stderr; an answer is not lost because nobody can hear a remark about it."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
+def profile_options(values: dict[str, Any]) -> str:
+    """Return the options that decide which profile holds, to stand behind `localspec calibrate` in a hint."""
+    names = [(name, values[name]) for name in ("pair", "target", "draft", "threads") if values[name]]
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in names)
 
 
 def model_lines(pair: LoadedPair) -> list[str]:

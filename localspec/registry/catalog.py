@@ -191,7 +191,7 @@ class Registry:
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str) and text in self.models:
             return self.models[text]
-        path = Path(text).expanduser()
+        path = _expand(text)
         if path.exists():
             return path
         if not isinstance(name_or_path, str) or text.endswith(".gguf") or "/" in text or os.sep in text:
@@ -203,6 +203,14 @@ class Registry:
         while model.derivation is not None:
             model = self.models[model.derivation.base]
         return model.sha256 is not None
+
+
+def _expand(path: str) -> Path:
+    """The path with a leading ``~`` filled in; where nobody knows that home, as it stands."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> ModelNotFoundError:
@@ -289,7 +297,7 @@ def _recommended(entry: ModelEntry, models: Mapping[str, ModelEntry]) -> Recomme
 def _source(table: _Table) -> Source:
     source: Source
     if path := table.optional_text("path"):
-        source = LocalFile((table.place.parent / Path(path).expanduser()).resolve())
+        source = LocalFile((table.place.parent / _expand(path)).resolve())
     elif repo := table.optional_text("huggingface"):
         source = HuggingFaceFile(repo, table.text("file"), table.optional_text("revision") or "main")
     elif package := table.optional_text("wheels"):

@@ -188,15 +188,22 @@ def _check_sampling_rule(rule: str) -> None:
         raise InvalidOptionError(f"rule is {rule!r}; use one of token, block")
 
 
+def _rows(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidOptionError(f"{name} is not an array of numbers: {error}") from None
+
+
 def _checked(p: ArrayLike, q: ArrayLike, drafted: Sequence[int]) -> tuple[list[Law], list[Law], int]:
-    p_rows, q_rows = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    p_rows, q_rows = _rows(p, "p"), _rows(q, "q")
     num_drafted = len(drafted)
     if p_rows.ndim != 2 or p_rows.shape[0] != num_drafted + 1:
         raise InvalidOptionError(
             f"p has shape {p_rows.shape}; {num_drafted} drafted tokens need ({num_drafted + 1}, V)"
         )
     size = p_rows.shape[1]
-    if num_drafted == 0:
+    if q_rows.size == 0 and num_drafted == 0:
         q_rows = q_rows.reshape(0, size)
     if q_rows.shape != (num_drafted, size):
         raise InvalidOptionError(f"q has shape {q_rows.shape}; it must be ({num_drafted}, {size}) to fit p")
@@ -204,6 +211,6 @@ def _checked(p: ArrayLike, q: ArrayLike, drafted: Sequence[int]) -> tuple[list[L
         sums = rows.sum(axis=1)
         if not (np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(sums, 1.0, atol=1e-6)):
             raise InvalidOptionError(f"a row of {name} is not a law: entries must be ≥ 0 and sum to 1")
-    if any(not 0 <= token < size for token in drafted):
+    if any(not hasattr(token, "__index__") or not 0 <= token < size for token in drafted):
         raise InvalidOptionError(f"drafted is {list(drafted)}; ids must lie in 0..{size - 1}")
     return [DenseLaw.of(row) for row in p_rows], [DenseLaw.of(row) for row in q_rows], size

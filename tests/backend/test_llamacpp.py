@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,11 +182,18 @@ def test_no_tokens_at_all(mamba: LlamaModel) -> None:
         ("sequences", {"capacity": 8, "num_sequences": 0}),
         ("threads", {"capacity": 8, "threads": -1}),
         ("threads", {"capacity": 8, "threads": 0}),
+        ("threads", {"capacity": 8, "threads": 4000}),
+        ("threads", {"capacity": 8, "threads": (1 << 32) + 1}),
     ],
 )
-def test_sizes_below_one(mamba: LlamaModel, name: str, options: dict[str, int]) -> None:
+def test_sizes_out_of_range(mamba: LlamaModel, name: str, options: dict[str, int]) -> None:
     with pytest.raises(InvalidOptionError, match=f"{name} is "):
         LlamaContext(mamba, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
+    assert LlamaModel(write_mamba(tmp_path / os.fsdecode(b"t\xefny.gguf"))).vocabulary.size == len(TOKENS)
 
 
 def test_what_is_closed_cannot_be_used(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localspec.backend import Span
 from localspec.backend.llamacpp import Vocabulary
-from localspec.registry import RecommendedSampling
+from localspec.sampling import LLAMACPP_DEFAULTS
 from localspec.session import Session
 from localspec.tuning import ProfileLookup
 
@@ -57,6 +57,6 @@ def scripted_session(
     drafted = [token if i not in wrong_at else (token + 1) % vocabulary.size for i, token in enumerate(script)]
     target, draft = (ScriptedContext(vocabulary, prompt, tokens, end) for tokens in (script, drafted))
     pair: Any = SimpleNamespace(
-        target=target, draft=draft, profile=ProfileLookup(None, None), sampling=RecommendedSampling()
+        target=target, draft=draft, profile=ProfileLookup(None, None), default_params=LLAMACPP_DEFAULTS
     )
     return Session(pair, template=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,8 @@ def test_a_small_pair_from_no_profile_to_one(
     pair = ("--target", smollm2_path, "--draft", smollm2_q4_0_path, "--ctx", "512")
     before = run("calibrate", *pair, "--show")
     assert before.returncode == 1
-    assert "localspec calibrate" in before.stderr
+    named = f"--target {shlex.quote(str(smollm2_path))} --draft {shlex.quote(str(smollm2_q4_0_path))}"
+    assert f"localspec calibrate {named}\n" in before.stderr  # to be copied: without the names it is another pair
     assert before.stdout == ""
 
     rough = run("generate", "Hi", *pair, "-n", "8", "--json", "--seed", "1")

@@ -157,6 +157,18 @@ def test_an_interrupt_while_reading_leaves_the_message_for_a_retry(record, judge
     chat.check(judge)
 
 
+def test_turns_dropped_for_a_message_without_an_answer_come_back(record, judge, monkeypatch):
+    chat = record(interruptible=True)
+    chat.say("Hello!")
+    with monkeypatch.context() as patch:
+        interrupting(chat.talk.screen, patch, while_reading=True)
+        _, err = chat.say("word " * 440)
+    assert "the oldest turn dropped" in err
+    chat.say("Go on.")
+    assert chat.talk.conversation.num_dropped == 0
+    chat.check(judge)
+
+
 def test_an_interrupt_ends_a_program_that_nobody_talks_to(record):
     chat = record(interruptible=False)
     interrupting(chat.talk.screen, pytest.MonkeyPatch(), after_events=2)

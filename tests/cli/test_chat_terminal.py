@@ -211,6 +211,7 @@ def test_the_default_pair(open_terminal, qwen_target_path, qwen_draft_path, tmp_
 def _check(talk, path):
     """Every answer, interrupted ones included, is what the target alone says, up to near ties."""
     messages = saved(talk)
+    assert json.loads(talk.read_text("utf-8"))["dropped_turns"] == 0
     assert [m.get("interrupted", False) for m in messages if m["role"] == "assistant"] == [
         False,
         True,

@@ -215,6 +215,17 @@ def test_closed_streams_are_no_reason_to_crash(arguments, code):
     assert (done.returncode, done.stderr) == (code, b"")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the streams")
+def test_closed_streams_can_be_used_and_leave_their_descriptors_to_no_file(tmp_path):
+    body = (
+        "sys.stdin.read(); print(text); sys.stdout.flush(); sys.stderr.isatty(); "
+        "sys.exit(3 if open(text, 'w').fileno() > 2 else 1)"
+    )
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", ACTING, body, "act"]
+    done = subprocess.run([*closed, tmp_path / "file"], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == 3
+
+
 @pytest.mark.skipif(os.name == "nt", reason="arguments are bytes on POSIX only")
 def test_any_text_passes_through_in_any_locale():
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
@@ -237,3 +248,29 @@ def test_a_real_interrupt_leaves_with_130_and_no_traceback():
     assert child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGINT)
     assert finish(child) == (130, b"", b"\n")
+
+
+@pytest.mark.parametrize("name", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--gamma", "-1", "draft tokens is -1"),
+        ("--gamma", "65", "draft tokens is 65"),
+        ("--max-tokens", "0", "max_tokens is 0"),
+        ("--rule", "none", "'none'"),
+        ("--policy", "none", "'none'"),
+        ("--stop", "", "stop string ''"),
+    ],
+)
+def test_options_out_of_range_are_refused_before_any_model_is_sought(name, option, value, said, capsys):
+    assert cli.main([name, "--target", "/no/such.gguf", option, value]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("arguments", [[""], ["  "], ["--raw", ""]])
+def test_an_empty_prompt_is_refused_before_any_model_is_sought(arguments, capsys):
+    assert cli.main(["generate", "--target", "/no/such.gguf", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("localspec: error: the prompt is empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -202,3 +203,9 @@ def test_recommendations_name_settings_that_exist() -> None:
     assert settings <= {each.name for each in fields(SamplingParams)}
     for model in load(Path("none")).models.values():
         SamplingParams(**model.sampling.settings())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows makes a home up for any name")
+def test_the_home_of_nobody_is_a_file_that_is_not_there() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"there is no file ~nobody-of-that-name/m\.gguf"):
+        load().resolve("~nobody-of-that-name/m.gguf")

@@ -551,3 +551,21 @@ def test_rows_are_asked_for_only_when_needed() -> None:
     q = [_sparse(row) for row in np.eye(3)[[0, 2, 2]]]
     verify_laws(p, q, [0, 2, 2], rule="token", uniforms=Given(0, 0, 0, 0))
     assert set(asked) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "drafted"),
+    [
+        ([[0.5, 0.5]], [[0.5, 0.5]], []),
+        ([[0.5, 0.5], [1.0]], [[0.5, 0.5]], [0]),
+        ([["a", "b"], ["c", "d"]], [[0.5, 0.5]], [0]),
+        ([[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5]], [0.0]),
+        ([[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5]], [None]),
+    ],
+)
+def test_arguments_that_are_no_laws_or_ids(p, q, drafted):
+    for rule in ("token", "block"):
+        with pytest.raises(InvalidOptionError):
+            verification_law(p, q, drafted, rule)
+        with pytest.raises(InvalidOptionError):
+            verify(p, q, drafted, rule, np.random.default_rng(0))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import note, open_session
+from localspec.cli.running import note, open_session, profile_options
 from localspec.errors import InvalidOptionError
 
 __all__ = ["chat"]
@@ -41,6 +41,7 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
     conversation = load_file(load) if load else Conversation(system)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     screen = Screen(quiet=quiet, show_draft=show_draft)
+    named = profile_options(values)
     with open_session(values, say_profile=False) as session:
         settings = Settings(params=sampling_params(values, session.default_params), show_stats=stats)
         talk = Talk(session, settings, screen, conversation, interruptible=interactive)
@@ -48,7 +49,7 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
             settings.take(values, session)
             talk.check()
         if interactive:
-            screen.note("\n".join(introduction(session)))
+            screen.note("\n".join(introduction(session, named)))
         reader = open_reader(interactive)
         while not talk.over and (line := reader.read()) is not None:
             talk.take(line)

@@ -199,7 +199,7 @@ class Talk:
             )
             failure = answer.read(stream)
         if failure and not answer.text:
-            self.conversation = fitted
+            self.conversation = asked  # what made room for this message may stay, if another one takes its place
         else:
             self.conversation = fitted.answer(answer.text, interrupted=failure is not None)
         self._report(stream, measured, failure, answer.text)
@@ -265,21 +265,21 @@ class _Answer:
         return None
 
 
-def introduction(session: Session) -> list[str]:
-    """Return what to say before the first prompt."""
+def introduction(session: Session, named: str = "") -> list[str]:
+    """Return what to say before the first prompt; ``named`` holds options, see ``profile_options``."""
     return [
         *model_lines(session.pair),
-        *_profile_lines(session.pair.profile),
+        *_profile_lines(session.pair.profile, named),
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
     ]
 
 
-def _profile_lines(lookup: ProfileLookup) -> list[str]:
+def _profile_lines(lookup: ProfileLookup, named: str) -> list[str]:
     """Return which profile is in use, or why none is."""
     if lookup.profile is None:
         # The problem ends with its remedy, `localspec calibrate`.
         gain = "it finds how far drafting pays here, if at all"
-        return [f"{lookup.problem[:1].upper()}{lookup.problem[1:]} ({gain})"] if lookup.problem else []
+        return [f"{lookup.problem[:1].upper()}{lookup.problem[1:]}{named} ({gain})"] if lookup.problem else []
     speeds = [max(verdict.predicted_speedup) for verdict in lookup.profile.verdicts]
     gain = f"up to {max(speeds):.2f}× plain is expected" if max(speeds) > 1 else "speculation does not pay here"
     return [f"Measured here on {lookup.profile.created[:10]}: {gain}."]
