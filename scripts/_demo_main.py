@@ -35,6 +35,11 @@ def main() -> int:
         )
     ratio = speculative.stats.tokens_per_s / plain.stats.tokens_per_s
     print(f"Speculation makes this prompt {ratio:.2f}x as fast as plain decoding on this machine.")
+    if ratio < 1:
+        print(
+            "Checking drafts costs more than it saves here, which is what `localspec calibrate` finds out beforehand."
+        )
+    print("Next: localspec chat, or localspec calibrate (in .venv), or the pair qwen2.5-coder-1.5b-f16.")
     if plain.tokens == speculative.tokens:
         print(f"Both gave the same {len(plain.tokens)} tokens.")
         return 0

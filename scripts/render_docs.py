@@ -108,7 +108,7 @@ def engine_table() -> str:
     lines += [
         "",
         f"Peak memory of the default pair at a context of 4096: {memory['peak_bytes'] / 1e6:.0f} MB; both files are"
-        f" {memory['file_bytes'] / 1e6:.0f} MB and both caches {memory['cache_bytes'] / 1e6:.0f} MB once they are full.",
+        f" {memory['file_bytes'] / 1e6:.0f} MB, both caches {memory['cache_bytes'] / 1e6:.0f} MB when full.",
         "",
     ]
     return "\n".join(lines)
