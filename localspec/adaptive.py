@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from localspec.averages import ForgettingRatio
 from localspec.confidence import ConfidenceModel
 from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
+_LEAST_GAIN = 0.05  # tokens a copy must be expected to gain: what it gains less is noise
 
 
 class Costs(Protocol):
@@ -26,7 +28,11 @@ class Costs(Protocol):
 
     @property
     def max_draft_tokens(self) -> int:
-        """The longest draft whose verification was measured."""
+        """The longest draft to make with a model."""
+
+    @property
+    def max_lookup_tokens(self) -> int:
+        """The most tokens to copy."""
 
     def verify_s(self, num_tokens: int, depth: int) -> float:
         """Return seconds of a target pass over ``num_tokens`` with a row each, after ``depth`` tokens."""
@@ -34,28 +40,14 @@ class Costs(Protocol):
     def draft_s(self, num_tokens: int, depth: int) -> float:
         """Return seconds of a draft pass over ``num_tokens`` with one row."""
 
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        """Take note of what a verification took on a machine that is not busy; return whether that changes much."""
+
 
 UNCALIBRATED = ConfidenceModel(
     thresholds=(0.0, 1.0), acceptance=(0.35, 0.97), typical=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.96)
 )
 """A draft of the target's own family, roughly; corrected by what is seen."""
-
-
-@dataclass(slots=True)
-class _Average:
-    """An exponentially forgetting mean of ratios: Σ numerators / Σ denominators, starting from a prior."""
-
-    numerator: float
-    denominator: float
-    keep: float
-
-    def add(self, numerator: float, denominator: float) -> None:
-        self.numerator = self.keep * self.numerator + numerator
-        self.denominator = self.keep * self.denominator + denominator
-
-    @property
-    def value(self) -> float:
-        return self.numerator / self.denominator
 
 
 @dataclass(slots=True)
@@ -74,7 +66,7 @@ class Guard:
 
     credit: float = 8.0
     pause_tokens: int = 256
-    _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
+    _plain: ForgettingRatio = field(default_factory=lambda: ForgettingRatio(keep=0.9))
     _plain_steps: int = 0
     _debt: float = 0.0
     _resting: int = 0
@@ -84,15 +76,20 @@ class Guard:
         """Whether the next step may speculate."""
         return self._plain_steps >= 2 and self._resting <= 0
 
-    def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
+    @property
+    def slowness(self) -> float:
+        """What plain decoding takes by the clock, relative to its curve; 1 before that is known."""
+        return self._plain.value if self._plain_steps else 1.0
+
+    def observe(self, outcome: StepOutcome, plain_cost_s: float, *, speculated: bool) -> None:
         """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
-        if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
+        if not speculated:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)
             return
-        plain_s = plain_cost_s * self._plain.value
+        plain_s = plain_cost_s * self.slowness
         self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
             self._resting = self.pause_tokens
@@ -105,32 +102,44 @@ class AdaptivePolicy:
 
     Args:
         costs: measured seconds per pass.
-        confidence: what the draft's confidence says about acceptance.
-        worthwhile: False where calibration found that speculation does not pay; then nothing is drafted, and not
-            even the prompt is read by the draft.
-        guard: what stops a losing streak.
+        confidence: what the draft model's confidence says about acceptance.
+        worthwhile: whether a draft model may be used; False where there is none, or where calibration found that it
+            does not pay: then it does not even read the prompt.
+        lookup: whether tokens may be copied from earlier text.
+        guard: what stops a losing streak of the draft model.
     """
 
     def __init__(
-        self, costs: Costs, confidence: ConfidenceModel, *, worthwhile: bool = True, guard: Guard | None = None
+        self,
+        costs: Costs,
+        confidence: ConfidenceModel,
+        *,
+        worthwhile: bool = True,
+        lookup: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self.costs = costs
         self.confidence = confidence
         self.worthwhile = worthwhile
+        self.lookup = lookup
         self.guard = guard or Guard()
-        # How much more is accepted than the confidence model says, worth 20 tokens of prior.
-        self._correction = _Average(20.0, 20.0, 0.98)
-        self._throughput: _Average | None = None
+        self.lookup_guard = Guard()  # of its own: neither way to draft shall stop because the other one loses
+        # How much more is accepted than the confidence model says, which counts as 20 tokens seen.
+        self._correction = ForgettingRatio(keep=0.98)
+        self._correction.add(20.0, 20.0)
+        self._throughput: ForgettingRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
 
     def plan(self, depth: int) -> DraftPlan:
         """Return the plan of the next step."""
-        if not self.worthwhile or not self.guard.allows:
+        drafts = self.worthwhile and self.guard.allows
+        copies = self.lookup and self.lookup_guard.allows
+        if not (drafts or copies):
             return _PLAIN
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
-        self._plan = _Plan(self, self._table)
+        self._plan = _Plan(self, self._table, drafts=drafts, copies=copies)
         return self._plan
 
     def acceptance(self, confidence: float) -> float:
@@ -149,19 +158,32 @@ class AdaptivePolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step."""
-        plain_s = self.costs.verify_s(1, outcome.depth)
-        self.guard.observe(outcome, plain_s)
         plan, self._plan = self._plan, None
+        plain_s = self.costs.verify_s(1, outcome.depth)
+        self._watch(outcome, plain_s, plan)
+        clock_s = (outcome.verify_s + outcome.sampling_s) / self.lookup_guard.slowness
+        if self.costs.observe(outcome.num_drafted + 1, clock_s):
+            self._table = None
         if plan is None:
             return
         cost_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth) + plan.spent_s
         if self._throughput is None:
-            self._throughput = _Average(10.0, 10.0 * plain_s, 0.95)
+            self._throughput = ForgettingRatio(keep=0.95)
+            self._throughput.add(10.0, 10.0 * plain_s)
         self._throughput.add(outcome.num_emitted, cost_s)
         # Positions up to the first rejection were judged; those after it were not.
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
+
+    def _watch(self, outcome: StepOutcome, plain_s: float, plan: _Plan | None) -> None:
+        """Tell the guards: a plain step to both, any other to the one it concerns."""
+        copied = plan is not None and plan.copied > 0
+        ran = plan is not None and plan.spent_s > 0
+        if not copied:
+            self.guard.observe(outcome, plain_s, speculated=ran)
+        if not ran:
+            self.lookup_guard.observe(outcome, plain_s, speculated=copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +196,19 @@ class _CostTable:
 
     @classmethod
     def at(cls, depth: int, costs: Costs) -> _CostTable:
-        verify_s = [costs.verify_s(n + 1, depth) for n in range(costs.max_draft_tokens + 1)]
+        longest = max(costs.max_draft_tokens, costs.max_lookup_tokens)
+        verify_s = [costs.verify_s(n + 1, depth) for n in range(longest + 1)]
         return cls(depth, verify_s, costs.draft_s(1, depth))
 
 
 class _Plan:
     """One step: decides with w, the chance that everything drafted so far stands."""
 
-    def __init__(self, policy: AdaptivePolicy, table: _CostTable) -> None:
-        self.limit = len(table.verify_s) - 1
+    def __init__(self, policy: AdaptivePolicy, table: _CostTable, *, drafts: bool, copies: bool) -> None:
+        self.limit = policy.costs.max_draft_tokens if drafts else 0
+        self.lookup_limit = policy.costs.max_lookup_tokens if copies else 0
         self.spent_s = 0.0
+        self.copied = 0
         self.predicted: list[float] = []
         self._policy = policy
         self._table = table
@@ -192,10 +217,24 @@ class _Plan:
         self._usual = [min(1.0, b * policy.correction) for b in policy.confidence.typical]
         self._mean = sum(self._usual) / len(self._usual)
 
+    def copies(self, chances: Sequence[float]) -> int:
+        """Return the number of copied tokens that gains most, if that is more than the model may be expected to."""
+        tokens, chance, best, count = 0.0, 1.0, _LEAST_GAIN, 0
+        plain_s = self._table.verify_s[0]
+        for n, acceptance in enumerate(chances, 1):
+            chance *= acceptance
+            tokens += chance
+            gain = tokens - self._price * (self._table.verify_s[n] - plain_s)
+            if gain > best:
+                best, count = gain, n
+        if count and self.limit and best < self._next_gain():
+            return 0
+        self.copied = count
+        return count
+
     def runs(self) -> bool:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
-        gain = sum(max(0.0, self._gain(b)) for b in self._usual) / len(self._usual)
-        if gain <= self._price * self._table.draft_s:
+        if self._next_gain() <= 0:
             return False
         self.spent_s += self._table.draft_s
         return True
@@ -209,6 +248,11 @@ class _Plan:
         self._chance *= acceptance
         return True
 
+    def _next_gain(self) -> float:
+        """Return the tokens gained by running the draft once more and going on as far as it pays, net of cost."""
+        gain = sum(max(0.0, self._gain(b)) for b in self._usual) / len(self._usual)
+        return gain - self._price * self._table.draft_s
+
     def _gain(self, acceptance: float) -> float:
         """Return the tokens gained by drawing the next token, net of cost, and going on as far as it pays.
 
@@ -218,7 +262,7 @@ class _Plan:
         tokens, chance = 0.0, self._chance * acceptance
         cost = -price * self._table.verify_s[drafted]
         best = float("-inf")
-        for verify_s in self._table.verify_s[drafted + 1 :]:
+        for verify_s in self._table.verify_s[drafted + 1 : self.limit + 1]:
             tokens += chance
             best = max(best, tokens - cost - price * verify_s)
             chance *= self._mean

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
 from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
+from localspec.averages import ForgettingRatio
 from localspec.backend import Context, FlashAttention, Span
 from localspec.backend.identity import cpu_name, file_fingerprint
 from localspec.backend.llamacpp import native_build
@@ -22,6 +25,8 @@ from localspec.sampling import SamplingParams
 
 __all__ = [
     "PROFILE_DEPTH",
+    "DrafterName",
+    "LearnedCosts",
     "PolicyName",
     "ProfileLookup",
     "RoughProfile",
@@ -34,11 +39,14 @@ __all__ = [
 
 PolicyName = Literal["adaptive", "calibrated"]
 
+DrafterName = Literal["auto", "model", "lookup"]
+"""Where drafts come from: a draft model, the text itself, or for each step whichever should gain more."""
+
 PROFILE_DEPTH = 256
 """Tokens in the cache for which speedups are predicted: a short chat, or a function being written."""
 
 _WORTHWHILE = 1.02  # predicted speedup below which the noise of a machine is larger than the gain
-_ROUGH_SIZES = (1, 2, 4, 8)
+_ROUGH_SIZES = (1, 2, 4, 8, 16)
 _POOLED = "all"
 
 
@@ -86,7 +94,7 @@ class RoughProfile:
 
 
 def measure_roughly(target: Context, draft: Context) -> RoughProfile:
-    """Measure a few passes over both models, two of each; sequence 0 is emptied.
+    """Measure a few passes over both models, one or two of each; sequence 0 is emptied.
 
     Enough to see whether verification is cheap, not enough to trust for more than a session.
     """
@@ -102,7 +110,7 @@ def _rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
         if size > context.capacity:
             break
         times = []
-        for _ in range(3):  # the first builds the graph of this size
+        for _ in range(3 if size < 8 else 2):  # the first builds the graph of this size
             started = perf_counter()
             context.decode([Span(0, [token] * size, size)])
             times.append(perf_counter() - started)
@@ -125,7 +133,8 @@ class _Costs:
         self._draft = draft
         self._target_plan, self._draft_plan = plans
         self._sampler = sampler or SamplerCost()
-        self.max_draft_tokens = max(target.sizes) - 1
+        self.max_lookup_tokens = max(target.sizes) - 1
+        self.max_draft_tokens = self.max_lookup_tokens
 
     def verify_s(self, num_tokens: int, depth: int) -> float:
         sampling_s = self._sampler.plain_s
@@ -136,24 +145,74 @@ class _Costs:
     def draft_s(self, num_tokens: int, depth: int) -> float:
         return self._draft_plan.seconds(self._draft, num_tokens, depth)
 
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        return False  # measured better than by passes between which other things happen
+
+
+class LearnedCosts:
+    """Costs of verification learned from the steps themselves, in passes over one token; there is no draft model.
+
+    A target alone has no profile, and timing passes before the first word would take longer than a short answer
+    may gain. So the curve begins as a guess between machines with many cores and with few, v(n) = 1 + k·(s(n) - 1)
+    with s the curve of a 4-bit model on two cores, and k follows what steps really take.
+    """
+
+    max_draft_tokens = 0
+    max_lookup_tokens = 16
+
+    def __init__(self) -> None:
+        # The guess counts as much as one pass over four tokens, and comes back where nothing is tried for long.
+        self._steepness = ForgettingRatio(keep=0.95, prior=0.6, weight=1.5)
+
+    def verify_s(self, num_tokens: int, depth: int) -> float:
+        """Return the cost of a pass over ``num_tokens``."""
+        return 1.0 + self._steepness.value * _steep(num_tokens)
+
+    def draft_s(self, num_tokens: int, depth: int) -> float:
+        """Return infinity."""
+        return inf
+
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        """Take note of what a pass took; a plain one only lets the past fade."""
+        if num_tokens == 1:
+            self._steepness.add(0.0, 0.0)
+            return False
+        self._steepness.add(max(0.0, seconds - 1.0), _steep(num_tokens))
+        return True
+
+
+def _steep(num_tokens: int) -> float:
+    """Return s(n) - 1, on lines between measured sizes."""
+    sizes = (1, 2, 4, 8, 16)
+    extra = (0.0, 0.6, 1.6, 3.3, 4.1)
+    at = min(max(1, bisect_left(sizes, num_tokens)), len(sizes) - 1)
+    slope = (extra[at] - extra[at - 1]) / (sizes[at] - sizes[at - 1])
+    return extra[at] + slope * (num_tokens - sizes[at])
+
 
 def policy_for(
-    source: Profile | RoughProfile,
+    source: Profile | RoughProfile | None,
     params: SamplingParams,
     *,
     name: PolicyName = "adaptive",
+    drafter: DrafterName = "auto",
     max_draft_tokens: int = 8,
 ) -> Policy:
     """Return the policy that measured costs and agreement recommend for these sampling settings.
 
     Args:
-        source: what was measured.
+        source: what was measured; None for a target alone, whose costs are learned as it goes.
         params: the temperature decides which of the profile's agreements counts: the nearest.
-        name: "adaptive" decides token by token; "calibrated" uses the best length on average.
-        max_draft_tokens: the longest draft.
+        name: "adaptive" decides token by token; "calibrated" uses the draft model, by the best length on average.
+        drafter: where drafts may come from.
+        max_draft_tokens: the longest draft of a model.
     """
+    lookup = drafter != "model"
+    if source is None:
+        return AdaptivePolicy(LearnedCosts(), UNCALIBRATED, worthwhile=False, lookup=lookup)
     if isinstance(source, RoughProfile):
-        return AdaptivePolicy(_limited(_Costs(source.target, source.draft), max_draft_tokens), UNCALIBRATED)
+        costs = _limited(_Costs(source.target, source.draft), max_draft_tokens)
+        return AdaptivePolicy(costs, UNCALIBRATED, worthwhile=drafter != "lookup", lookup=lookup)
     speedups = {a.kind: _speedups(source, a) for a in _at_temperature(source, params.temperature)}
     gains = [max(speed) for speed in speedups.values()]
     if name == "calibrated":
@@ -164,7 +223,8 @@ def policy_for(
     return AdaptivePolicy(
         _limited(_Costs(source.target, source.draft, plans, source.sampler), max_draft_tokens),
         model,
-        worthwhile=max(gains) >= _WORTHWHILE,
+        worthwhile=drafter != "lookup" and max(gains) >= _WORTHWHILE,
+        lookup=lookup,
     )
 
 

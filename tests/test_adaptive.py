@@ -31,11 +31,18 @@ class Costs:
     def max_draft_tokens(self) -> int:
         return len(self.verify) - 1
 
+    @property
+    def max_lookup_tokens(self) -> int:
+        return len(self.verify) - 1
+
     def verify_s(self, num_tokens: int, depth: int) -> float:
         return self.verify[num_tokens - 1]
 
     def draft_s(self, num_tokens: int, depth: int) -> float:
         return self.draft * num_tokens
+
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        return False
 
 
 def confidence_model(values: Sequence[float]) -> ConfidenceModel:
@@ -158,13 +165,16 @@ def test_it_speculates_again_once_it_pays() -> None:
 
 
 def test_decisions_never_see_a_drawn_token() -> None:
-    """The plan is told confidences only, before the draw: nothing in its interface carries a token."""
+    """The plan is told confidences and chances only, before the draw: nothing in its interface carries a token."""
     plan = adaptive(Costs(FLAT, 0.1), code)
     plan.guard._plain_steps = 2
     step = plan.plan(0)
     assert {name for name in dir(step) if not name.startswith("_")} == {
+        "copied",
+        "copies",
         "draws",
         "limit",
+        "lookup_limit",
         "predicted",
         "runs",
         "spent_s",

@@ -73,11 +73,11 @@ def test_a_rough_measurement_leaves_the_contexts_empty() -> None:
     target, draft = (FakeContext(MarkovModel([[0.5, 0.5], [0.5, 0.5]]), capacity=32) for _ in range(2))
     rough = measure_roughly(target, draft)
     assert target.length(0) == draft.length(0) == 0
-    assert rough.target.sizes == (1, 2, 4, 8)
+    assert rough.target.sizes == (1, 2, 4, 8, 16)
     assert rough.draft.sizes == (1, 2)
     policy = policy_for(rough, SAMPLED)
     assert isinstance(policy, AdaptivePolicy)
-    assert policy.costs.max_draft_tokens == 7
+    assert (policy.costs.max_draft_tokens, policy.costs.max_lookup_tokens) == (8, 15)
 
 
 def test_a_rough_measurement_fits_a_tiny_context() -> None:
