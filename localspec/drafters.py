@@ -58,7 +58,7 @@ class Draft:
 
     tokens: list[int] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
-    prefill_s: float = 0.0
+    prefill_s: float = field(default=0.0, compare=False)
 
 
 class Drafter(Protocol):

@@ -331,9 +331,7 @@ class Session:
         if self.pair.draft is None and (source == "model" or name == "calibrated"):
             return FixedPolicy(0)
         if name == "calibrated" and source == "lookup":
-            raise InvalidOptionError(
-                "the policy calibrated is for draft models; use adaptive with lookup"
-            )
+            raise InvalidOptionError("the policy calibrated is for draft models; use adaptive with lookup")
         # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
         key = (name, source, params.temperature)
         if key not in self._policies:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.drafters import Draft, DraftRequest, Drafter, ModelDrafter
+from localspec.drafters import Draft, Drafter, DraftRequest, ModelDrafter
 from localspec.engine import Engine
 from localspec.errors import EvaluationError
 from localspec.generation import Generation, Request
@@ -243,6 +243,10 @@ SMALL = MarkovModel([[0.1, 0.2, 0.7], [0.05, 0.5, 0.45], [0.4, 0.4, 0.2]])
 PROMPT = [2, 1, 0, 2, 1]
 
 
+def law_after(prefix: Sequence[int], params: SamplingParams) -> np.ndarray:
+    return law(SMALL.logits(prefix).astype(np.float64), params, prefix)
+
+
 def enumerated(
     rule: str, params: SamplingParams, length: int, plan: Callable[[], Any]
 ) -> dict[tuple[int, ...], float]:
@@ -259,7 +263,7 @@ def enumerated(
             (draft,) = drafter.draft([request(history, plan(), limit=3)])
         history = steps[-1]
         prefixes = [[*history, *draft.tokens[:i]] for i in range(len(draft.tokens) + 1)]
-        p = [law(SMALL.logits(prefix), params, prefix) for prefix in prefixes]
+        p = [law_after(prefix, params) for prefix in prefixes]
         q = [one.dense(3) for one in draft.laws]
         probs, laws = verification_law(p, q if q else np.empty((0, 3)), draft.tokens, rule)
         for accepted, token in itertools.product(range(len(probs)), range(3)):
@@ -283,7 +287,7 @@ def plainly(params: SamplingParams, length: int) -> dict[tuple[int, ...], float]
         joint = {
             (*path, token): weight * float(chance)
             for path, weight in joint.items()
-            for token, chance in enumerate(law(SMALL.logits([*PROMPT, *path]), params, [*PROMPT, *path]))
+            for token, chance in enumerate(law_after([*PROMPT, *path], params))
             if chance > 0
         }
     return joint
@@ -323,6 +327,10 @@ def engine(drafter: Drafter | None, target: MarkovModel = SMALL, **options: Any)
 def run(engine: Engine, prompt: Sequence[int], *, policy: Any = COPY, **options: Any) -> Generation:
     options = {"params": PLAIN, "max_tokens": 40, "seed": 1, **options}
     generation = engine.start(Request(prompt=prompt, policy=policy, **options))
+    return finish(engine, generation)
+
+
+def finish(engine: Engine, generation: Generation) -> Generation:
     while generation.finish_reason is None:
         engine.step([generation])
     return generation
@@ -391,11 +399,8 @@ def test_after_a_failure_the_step_can_be_tried_again(error: BaseException, kept:
         hurt = engine(lookup(), TARGET, failure=Failure(at, error, kept))
         generation = hurt.start(Request(prompt=PROMPTS[0], policy=COPY, params=PLAIN, max_tokens=40, seed=1))
         with pytest.raises(type(error)):
-            while generation.finish_reason is None:
-                hurt.step([generation])
-        while generation.finish_reason is None:
-            hurt.step([generation])
-        assert generation.tokens == expected
+            finish(hurt, generation)
+        assert finish(hurt, generation).tokens == expected
 
 
 def test_what_earlier_generations_left_changes_nothing() -> None:
@@ -408,9 +413,7 @@ def test_what_earlier_generations_left_changes_nothing() -> None:
 
 
 def both(draft: MarkovModel = TARGET, **options: Any) -> LookupOrModel:
-    model = ModelDrafter(
-        FakeContext(draft, **options), vocabulary_size=draft.vocabulary_size, ends_generation=never
-    )
+    model = ModelDrafter(FakeContext(draft, **options), vocabulary_size=draft.vocabulary_size, ends_generation=never)
     return LookupOrModel(lookup(), model)
 
 

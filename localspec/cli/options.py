@@ -62,9 +62,7 @@ def model_options(command: Command) -> Command:
         click.option("--pair", metavar="NAME", help="A pair from `localspec models list`; default the default pair."),
         click.option("--target", metavar="NAME|FILE", help="The model to run, in place of a pair."),
         click.option("--draft", metavar="NAME|FILE", help="The draft model to go with it."),
-        click.option(
-            "--no-draft", is_flag=True, help="Load no draft: plain decoding, unless --drafter lookup."
-        ),
+        click.option("--no-draft", is_flag=True, help="Load no draft: plain decoding, unless --drafter lookup."),
         click.option(
             "--ctx",
             "context",
