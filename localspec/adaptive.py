@@ -123,7 +123,9 @@ class AdaptivePolicy:
         self.worthwhile = worthwhile
         self.lookup = lookup
         self.guard = guard or Guard()
-        self.lookup_guard = Guard()  # of its own: neither way to draft shall stop because the other one loses
+        # Of its own: neither way to draft shall stop because the other one loses. Copies are long and come in runs
+        # that hit or miss together, so that luck swings wider: a credit of 8 would end them in texts where they win.
+        self.lookup_guard = Guard(credit=32.0)
         # How much more is accepted than the confidence model says, which counts as 20 tokens seen.
         self._correction = ForgettingRatio(keep=0.98)
         self._correction.add(20.0, 20.0)

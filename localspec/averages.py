@@ -20,7 +20,7 @@ class ForgettingRatio:
     >>> ratio.add(0.0, 2.0)
     >>> ratio.value
     0.5
-    >>> ratio.add(0.0, 0.0)
+    >>> ratio.fade(0.5)
     >>> round(ratio.value, 3)
     0.667
     """
@@ -32,9 +32,15 @@ class ForgettingRatio:
     _denominator: float = 0.0
 
     def add(self, numerator: float, denominator: float) -> None:
-        """Take note of one more; (0, 0) only forgets."""
-        self._numerator = self.keep * self._numerator + numerator
-        self._denominator = self.keep * self._denominator + denominator
+        """Take note of one more."""
+        self.fade(self.keep)
+        self._numerator += numerator
+        self._denominator += denominator
+
+    def fade(self, keep: float) -> None:
+        """Forget all but the share ``keep``, with nothing new to take note of."""
+        self._numerator *= keep
+        self._denominator *= keep
 
     @property
     def value(self) -> float:

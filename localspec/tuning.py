@@ -175,7 +175,7 @@ class LearnedCosts:
     def observe(self, num_tokens: int, seconds: float) -> bool:
         """Take note of what a pass took; a plain one only lets the past fade."""
         if num_tokens == 1:
-            self._steepness.add(0.0, 0.0)
+            self._steepness.fade(0.998)
             return False
         self._steepness.add(max(0.0, seconds - 1.0), _steep(num_tokens))
         return True

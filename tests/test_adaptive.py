@@ -335,7 +335,7 @@ def test_what_was_learned_fades_where_nothing_is_tried() -> None:
     for _ in range(20):
         costs.observe(9, 12.0)
     assert costs.verify_s(9, 0) > 8
-    for _ in range(200):
+    for _ in range(5000):
         costs.observe(1, 1.0)
     assert costs.verify_s(9, 0) == pytest.approx(fresh, rel=0.01)
     assert costs.draft_s(1, 0) == math.inf

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
 from localspec.drafters import Draft, Drafter, DraftRequest, ModelDrafter
 from localspec.engine import Engine
 from localspec.errors import EvaluationError
@@ -457,3 +458,47 @@ def test_joint_law_of_copies_and_a_model(rule: str, params: SamplingParams) -> N
         assert set(drawn) == {tuple(SMALL.greedy_path(PROMPT, 4))}
     else:
         assert g_test(drawn, plainly(params, 4)) > 1e-3
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Verification that is all but free, and a draft model at a tenth of a pass; the clock is not asked."""
+
+    max_draft_tokens: int = 4
+    max_lookup_tokens: int = 8
+
+    def verify_s(self, num_tokens: int, depth: int) -> float:
+        return 1.0 + 0.02 * num_tokens
+
+    def draft_s(self, num_tokens: int, depth: int) -> float:
+        return 0.1
+
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        return False
+
+
+def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere() -> None:
+    """A target that counts: the first half of what it says stands in the prompt, the second is new."""
+    counting = MarkovModel(np.eye(60)[[*range(1, 60), 0]])
+    drafter = both(counting, capacity=200)
+    context = drafter.model.context
+    assert isinstance(context, FakeContext)
+    policy = AdaptivePolicy(Costs(), UNCALIBRATED, lookup=True)
+    policy.guard.credit = policy.lookup_guard.credit = 1e9  # passes of a fake take no time that means anything
+    for _ in range(40):  # a record that trusts matches
+        for length in range(2, 33):
+            drafter.lookup.record.add(length, True)
+    shared = engine(drafter, counting, capacity=200)
+    prompt = [*range(30), 0, 1]
+    request = Request(prompt=prompt, policy=policy, params=GREEDY, max_tokens=57, seed=1)
+    generation = shared.start(request)
+    passes = {"repeats": 0, "new": 0}
+    while generation.finish_reason is None:
+        where = "repeats" if generation.history[-1] < 25 else "new"
+        before = context.passes
+        shared.step([generation])
+        passes[where] += context.passes - before
+    assert generation.tokens == counting.greedy_path(prompt, 57)
+    assert passes["repeats"] == 0
+    assert passes["new"] > 0
+    assert generation.stats.steps < 20, "copies and the model's drafts are right"
