@@ -148,6 +148,24 @@ def test_the_guard_stops_what_the_clock_shows_to_lose() -> None:
     assert speed(policy, true, code, tokens=4000) >= 0.97
 
 
+@pytest.mark.parametrize("text", [code, prose])
+@pytest.mark.parametrize(
+    ("believed", "true"),
+    [
+        (Costs([1.0, 1.65, 1.85, 1.95, 2.2, 2.25, 2.4, 2.8, 2.7], 0.19), Costs(MEASURED_F16, 0.16)),
+        (Costs(MEASURED_F16, 0.16), Costs([1.0, 1.65, 1.85, 1.95, 2.2, 2.25, 2.4, 2.8, 2.7], 0.19)),
+        (Costs(MEASURED_F16, 0.1), Costs(MEASURED_F16, 0.3)),
+        (Costs(FLAT, 0.1), Costs(STEEP, 0.55)),
+    ],
+)
+def test_curves_that_have_aged(believed: Costs, true: Costs, text: Text) -> None:
+    """Plain decoding has become slower or faster since the curves were measured, and other passes have not."""
+    policy = adaptive(believed, text)
+    reached = speed(policy, true, text)
+    assert reached >= 0.97 * best_fixed(true, text)
+    assert reached >= 0.97
+
+
 def test_it_speculates_again_once_it_pays() -> None:
     """Half a text where the draft is always wrong, then one where it is right."""
     costs = Costs(FLAT, 0.1)
@@ -165,7 +183,7 @@ def test_decisions_never_see_a_drawn_token() -> None:
     assert {name for name in dir(step) if not name.startswith("_")} == {
         "draws",
         "limit",
+        "passes",
         "predicted",
         "runs",
-        "spent_s",
     }
