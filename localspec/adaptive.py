@@ -3,8 +3,10 @@
 Everything a decision rests on is known before the token in question is drawn: past tokens, the draft's laws up to
 its position, past acceptances and timings. No drawn token is ever thrown away, so the output's law is untouched.
 
-Costs are the measured curves, not the clock: a busy machine slows all passes alike and should not change a
-decision. Only the guard looks at the clock, because only the clock can show that the curves are wrong.
+Costs are the measured curves: a busy machine slows all passes alike and should not change a decision. The clock is
+used for two things. Passes over several tokens, and the draft's, may have become dearer or cheaper *relative to plain
+decoding* since the curves were measured (other programs take memory bandwidth, which plain decoding lives on, or
+cores): slow averages of these two ratios scale the curves. And the guard stops speculation that loses all the same.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
+_PROBE_AFTER = 128  # steps that drafted nothing
+_PROBE_CHANCE = 0.5  # of a copied token that is worth trying for that reason
 _LEAST_GAIN = 0.05  # tokens a copy must be expected to gain: what it gains less is noise
 
 
@@ -40,9 +44,6 @@ class Costs(Protocol):
     def draft_s(self, num_tokens: int, depth: int) -> float:
         """Return seconds of a draft pass over ``num_tokens`` with one row."""
 
-    def observe(self, num_tokens: int, seconds: float) -> bool:
-        """Take note of what a verification took on a machine that is not busy; return whether that changes much."""
-
 
 UNCALIBRATED = ConfidenceModel(
     thresholds=(0.0, 1.0), acceptance=(0.35, 0.97), typical=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.96)
@@ -54,19 +55,22 @@ UNCALIBRATED = ConfidenceModel(
 class Guard:
     """Stops speculation that the clock shows to lose, and lets it try again later.
 
-    Two plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. From then on
-    every speculative step adds to a debt what it took beyond the plain cost of its tokens, and pays back what it
-    saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck with single steps
-    cancels out, a steady loss does not).
+    Two plain steps at the beginning, and one now and then, tell what plain decoding takes by the clock, relative to
+    its curve. From then on every speculative step adds to a debt what it took beyond the plain cost of its tokens,
+    and pays back what it saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck
+    with single steps cancels out, a steady loss does not).
 
     Attributes:
         credit: plain tokens that may be lost before speculation stops.
         pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
+        renewal_steps: steps after which a plain one renews what plain decoding takes.
     """
 
     credit: float = 8.0
     pause_tokens: int = 256
-    _plain: ForgettingRatio = field(default_factory=lambda: ForgettingRatio(keep=0.9))
+    renewal_steps: int = 128
+    _plain: ForgettingRatio = field(default_factory=lambda: ForgettingRatio(0.0, 0.0, keep=0.9))
+    _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
     _resting: int = 0
@@ -74,22 +78,28 @@ class Guard:
     @property
     def allows(self) -> bool:
         """Whether the next step may speculate."""
-        return self._plain_steps >= 2 and self._resting <= 0
+        return self._plain_steps >= 2 and self._resting <= 0 and self._steps_since_plain < self.renewal_steps
 
     @property
-    def slowness(self) -> float:
-        """What plain decoding takes by the clock, relative to its curve; 1 before that is known."""
-        return self._plain.value if self._plain_steps else 1.0
+    def pace(self) -> float:
+        """Seconds of a plain step by the clock / by its curve."""
+        return self._plain.value if self._plain.denominator else 1.0
 
     def observe(self, outcome: StepOutcome, plain_cost_s: float, *, speculated: bool) -> None:
-        """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
+        """Take note of a step, one that ``speculated`` or a plain one.
+
+        Each of its tokens would have cost ``plain_cost_s`` by the plain curve.
+        """
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
+        self._steps_since_plain += 1
+        if outcome.num_drafted == 0:
+            self._plain.add(spent_s - outcome.draft_s, plain_cost_s)
+            self._steps_since_plain = 0
         if not speculated:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
-            self._plain.add(spent_s, plain_cost_s)
             return
-        plain_s = plain_cost_s * self.slowness
+        plain_s = plain_cost_s * self.pace
         self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
             self._resting = self.pause_tokens
@@ -126,9 +136,12 @@ class AdaptivePolicy:
         # Of its own: neither way to draft shall stop because the other one loses. Copies are long and come in runs
         # that hit or miss together, so that luck swings wider: a credit of 8 would end them in texts where they win.
         self.lookup_guard = Guard(credit=32.0)
-        # How much more is accepted than the confidence model says, which counts as 20 tokens seen.
-        self._correction = ForgettingRatio(keep=0.98)
-        self._correction.add(20.0, 20.0)
+        # How much more is accepted than the confidence model says, worth 20 tokens of prior.
+        self._correction = ForgettingRatio(20.0, 20.0, keep=0.98)
+        # What passes over several tokens, and the draft's, take by the clock, relative to plain ones.
+        self._verify_pace = ForgettingRatio(4.0, 4.0, keep=0.95)
+        self._draft_pace = ForgettingRatio(4.0, 4.0, keep=0.95)
+        self._idle_steps = 0
         self._throughput: ForgettingRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
@@ -141,7 +154,9 @@ class AdaptivePolicy:
             return _PLAIN
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
-        self._plan = _Plan(self, self._table, drafts=drafts, copies=copies)
+        plan = _Probe if self._idle_steps >= _PROBE_AFTER else _Plan
+        table = self._table.scaled(self._verify_pace.value, self._draft_pace.value)
+        self._plan = plan(self, table, drafts=drafts, copies=copies)
         return self._plan
 
     def acceptance(self, confidence: float) -> float:
@@ -163,15 +178,20 @@ class AdaptivePolicy:
         plan, self._plan = self._plan, None
         plain_s = self.costs.verify_s(1, outcome.depth)
         self._watch(outcome, plain_s, plan)
-        clock_s = (outcome.verify_s + outcome.sampling_s) / self.lookup_guard.slowness
-        if self.costs.observe(outcome.num_drafted + 1, clock_s):
-            self._table = None
         if plan is None:
             return
-        cost_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth) + plan.spent_s
+        guard = self.lookup_guard if plan.copied else self.guard
+        self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
+        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
+        if outcome.num_drafted:
+            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * guard.pace))
+            verify_s *= self._verify_pace.value
+        draft_s = plan.passes * self.costs.draft_s(1, outcome.depth) if plan.passes else 0.0
+        if draft_s:
+            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * guard.pace))
+        cost_s = verify_s + draft_s * self._draft_pace.value
         if self._throughput is None:
-            self._throughput = ForgettingRatio(keep=0.95)
-            self._throughput.add(10.0, 10.0 * plain_s)
+            self._throughput = ForgettingRatio(10.0, 10.0 * plain_s, keep=0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
         # Positions up to the first rejection were judged; those after it were not.
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]
@@ -181,7 +201,7 @@ class AdaptivePolicy:
     def _watch(self, outcome: StepOutcome, plain_s: float, plan: _Plan | None) -> None:
         """Tell the guards: a plain step to both, any other to the one it concerns."""
         copied = plan is not None and plan.copied > 0
-        ran = plan is not None and plan.spent_s > 0
+        ran = plan is not None and plan.passes > 0
         if not copied:
             self.guard.observe(outcome, plain_s, speculated=ran)
         if not ran:
@@ -202,6 +222,11 @@ class _CostTable:
         verify_s = [costs.verify_s(n + 1, depth) for n in range(longest + 1)]
         return cls(depth, verify_s, costs.draft_s(1, depth))
 
+    def scaled(self, verify_pace: float, draft_pace: float) -> _CostTable:
+        """Return the table with passes over several tokens, and the draft's, scaled; a plain one is the unit."""
+        plain, *several = self.verify_s
+        return _CostTable(self.depth, [plain, *(verify_pace * s for s in several)], draft_pace * self.draft_s)
+
 
 class _Plan:
     """One step: decides with w, the chance that everything drafted so far stands."""
@@ -209,7 +234,7 @@ class _Plan:
     def __init__(self, policy: AdaptivePolicy, table: _CostTable, *, drafts: bool, copies: bool) -> None:
         self.limit = policy.costs.max_draft_tokens if drafts else 0
         self.lookup_limit = policy.costs.max_lookup_tokens if copies else 0
-        self.spent_s = 0.0
+        self.passes = 0
         self.copied = 0
         self.predicted: list[float] = []
         self._policy = policy
@@ -238,7 +263,7 @@ class _Plan:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
         if self._next_gain() <= 0:
             return False
-        self.spent_s += self._table.draft_s
+        self.passes += 1
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
@@ -270,3 +295,23 @@ class _Plan:
             chance *= self._mean
             cost += price * self._table.draft_s
         return best
+
+
+class _Probe(_Plan):
+    """A step that drafts one token whatever it is worth, to see whether costs are still what they were."""
+
+    def __init__(self, policy: AdaptivePolicy, table: _CostTable, *, drafts: bool, copies: bool) -> None:
+        super().__init__(policy, table, drafts=drafts, copies=copies)
+        self.limit = min(1, self.limit)
+
+    def copies(self, chances: Sequence[float]) -> int:
+        self.copied = 1 if chances[0] >= _PROBE_CHANCE else 0
+        return self.copied
+
+    def runs(self) -> bool:
+        self.passes += 1
+        return True
+
+    def draws(self, confidence: Callable[[], float]) -> bool:
+        self.predicted.append(self._policy.acceptance(confidence()))
+        return True

@@ -9,40 +9,33 @@ __all__ = ["ForgettingRatio"]
 
 @dataclass(slots=True)
 class ForgettingRatio:
-    """Σ numerators / Σ denominators, where each addition shrinks what came before, but never the prior.
+    """An exponentially forgetting mean of ratios: Σ numerators / Σ denominators, starting from a prior.
 
     Attributes:
+        numerator: of the prior, then what is left of all.
+        denominator: likewise.
         keep: what is left of the past at each addition; 0.95 remembers about the last 20.
-        prior: the value before anything is known.
-        weight: of the prior, in the unit of the denominators; 0 is none, and then something must have been added.
 
-    >>> ratio = ForgettingRatio(keep=0.5, prior=1.0, weight=2.0)
-    >>> ratio.add(0.0, 2.0)
+    >>> ratio = ForgettingRatio(2.0, 2.0, keep=0.5)
+    >>> ratio.add(0.0, 1.0)
     >>> ratio.value
     0.5
-    >>> ratio.fade(0.5)
-    >>> round(ratio.value, 3)
-    0.667
     """
 
+    numerator: float
+    denominator: float
     keep: float
-    prior: float = 0.0
-    weight: float = 0.0
-    _numerator: float = 0.0
-    _denominator: float = 0.0
 
     def add(self, numerator: float, denominator: float) -> None:
         """Take note of one more."""
-        self.fade(self.keep)
-        self._numerator += numerator
-        self._denominator += denominator
+        self.numerator = self.keep * self.numerator + numerator
+        self.denominator = self.keep * self.denominator + denominator
 
-    def fade(self, keep: float) -> None:
-        """Forget all but the share ``keep``, with nothing new to take note of."""
-        self._numerator *= keep
-        self._denominator *= keep
+    def add_ratio(self, ratio: float) -> None:
+        """Add one ratio; a pass that was held up counts as twice as slow as usual at most."""
+        self.add(min(max(ratio, 0.5 * self.value), 2.0 * self.value), 1.0)
 
     @property
     def value(self) -> float:
         """The mean."""
-        return (self.prior * self.weight + self._numerator) / (self.weight + self._denominator)
+        return self.numerator / self.denominator

@@ -113,7 +113,7 @@ class MatchRecord:
     """How often the token after a match was the next one, by the length of the match."""
 
     def __init__(self) -> None:
-        self._rates = [ForgettingRatio(keep=0.98, prior=prior, weight=4.0) for prior in _PRIORS]
+        self._rates = [ForgettingRatio(4.0 * prior, 4.0, keep=0.98) for prior in _PRIORS]
 
     def add(self, length: int, right: bool) -> None:
         """Take note of one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -10,7 +9,6 @@ from time import perf_counter
 from typing import Literal
 
 from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
-from localspec.averages import ForgettingRatio
 from localspec.backend import Context, FlashAttention, Span
 from localspec.backend.identity import cpu_name, file_fingerprint
 from localspec.backend.llamacpp import native_build
@@ -26,7 +24,7 @@ from localspec.sampling import SamplingParams
 __all__ = [
     "PROFILE_DEPTH",
     "DrafterName",
-    "LearnedCosts",
+    "GuessedCosts",
     "PolicyName",
     "ProfileLookup",
     "RoughProfile",
@@ -145,49 +143,29 @@ class _Costs:
     def draft_s(self, num_tokens: int, depth: int) -> float:
         return self._draft_plan.seconds(self._draft, num_tokens, depth)
 
-    def observe(self, num_tokens: int, seconds: float) -> bool:
-        return False  # measured better than by passes between which other things happen
 
+class GuessedCosts:
+    """Costs of a target alone, in passes over one token: a guess that the adaptive policy corrects by the clock.
 
-class LearnedCosts:
-    """Costs of verification learned from the steps themselves, in passes over one token; there is no draft model.
-
-    A target alone has no profile, and timing passes before the first word would take longer than a short answer
-    may gain. So the curve begins as a guess between machines with many cores and with few, v(n) = 1 + k·(s(n) - 1)
-    with s the curve of a 4-bit model on two cores, and k follows what steps really take.
+    It has no profile, and timing passes before the first word would take longer than a short answer may gain. The
+    guess lies between machines with many cores and with few.
     """
 
     max_draft_tokens = 0
     max_lookup_tokens = 16
 
-    def __init__(self) -> None:
-        # The guess counts as much as one pass over four tokens, and comes back where nothing is tried for long.
-        self._steepness = ForgettingRatio(keep=0.95, prior=0.6, weight=1.5)
-
     def verify_s(self, num_tokens: int, depth: int) -> float:
         """Return the cost of a pass over ``num_tokens``."""
-        return 1.0 + self._steepness.value * _steep(num_tokens)
+        return _GUESS.seconds(num_tokens)
 
     def draft_s(self, num_tokens: int, depth: int) -> float:
-        """Return infinity."""
+        """Return infinity: there is no draft model."""
         return inf
 
-    def observe(self, num_tokens: int, seconds: float) -> bool:
-        """Take note of what a pass took; a plain one only lets the past fade."""
-        if num_tokens == 1:
-            self._steepness.fade(0.998)
-            return False
-        self._steepness.add(max(0.0, seconds - 1.0), _steep(num_tokens))
-        return True
 
-
-def _steep(num_tokens: int) -> float:
-    """Return s(n) - 1, on lines between measured sizes."""
-    sizes = (1, 2, 4, 8, 16)
-    extra = (0.0, 0.6, 1.6, 3.3, 4.1)
-    at = min(max(1, bisect_left(sizes, num_tokens)), len(sizes) - 1)
-    slope = (extra[at] - extra[at - 1]) / (sizes[at] - sizes[at - 1])
-    return extra[at] + slope * (num_tokens - sizes[at])
+_GUESS = CostCurve(
+    0, tuple(PassCost(n, n, s, 0.0, 1) for n, s in ((1, 1.0), (2, 1.4), (4, 1.9), (8, 2.8), (16, 3.5)))
+)
 
 
 def policy_for(
@@ -201,7 +179,7 @@ def policy_for(
     """Return the policy that measured costs and agreement recommend for these sampling settings.
 
     Args:
-        source: what was measured; None for a target alone, whose costs are learned as it goes.
+        source: what was measured; None for a target alone, whose costs are guessed and corrected.
         params: the temperature decides which of the profile's agreements counts: the nearest.
         name: "adaptive" decides token by token; "calibrated" uses the draft model, by the best length on average.
         drafter: where drafts may come from.
@@ -209,7 +187,7 @@ def policy_for(
     """
     lookup = drafter != "model"
     if source is None:
-        return AdaptivePolicy(LearnedCosts(), UNCALIBRATED, worthwhile=False, lookup=lookup)
+        return AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=lookup)
     if isinstance(source, RoughProfile):
         costs = _limited(_Costs(source.target, source.draft), max_draft_tokens)
         return AdaptivePolicy(costs, UNCALIBRATED, worthwhile=drafter != "lookup", lookup=lookup)

@@ -473,9 +473,6 @@ class Costs:
     def draft_s(self, num_tokens: int, depth: int) -> float:
         return 0.1
 
-    def observe(self, num_tokens: int, seconds: float) -> bool:
-        return False
-
 
 def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere() -> None:
     """A target that counts: the first half of what it says stands in the prompt, the second is new."""
@@ -484,7 +481,11 @@ def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere(
     context = drafter.model.context
     assert isinstance(context, FakeContext)
     policy = AdaptivePolicy(Costs(), UNCALIBRATED, lookup=True)
-    policy.guard.credit = policy.lookup_guard.credit = 1e9  # passes of a fake take no time that means anything
+    # Passes of a fake take no time that means anything.
+    policy.guard.credit = policy.lookup_guard.credit = 1e9
+    policy._verify_pace.keep = policy._draft_pace.keep = 1.0
+    policy._verify_pace.add(1e9, 1e9)
+    policy._draft_pace.add(1e9, 1e9)
     for _ in range(40):  # a record that trusts matches
         for length in range(2, 33):
             drafter.lookup.record.add(length, True)

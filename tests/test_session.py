@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from localspec import cli
 from localspec.adaptive import AdaptivePolicy
 from localspec.backend.llamacpp import LlamaModel
 from localspec.errors import InvalidOptionError, PromptError
+from localspec.generation import Request
 from localspec.policy import FixedPolicy
+from localspec.profile import DraftTemperatureAt
+from localspec.sampling import SamplingParams
 from localspec.session import Session, load_pair
+from localspec.tuning import ProfileLookup
 from tests.backend.tiny_models import TOKENS, write_mamba
 from tests.cli.scripted import PROMPT, scripted_session
+from tests.test_profile import profile
 
 SCRIPT = [TOKENS.index(letter) for letter in "abcdefgh"]
 
@@ -177,3 +183,21 @@ def test_a_model_that_cannot_take_tokens_back(tmp_path: Path, capsys: pytest.Cap
     assert "cannot take tokens back" in capsys.readouterr().err
     assert cli.main([*generate, "--drafter", "model"]) == 2
     assert "the drafter is model and there is none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0.6), ({"rule": "coupled"}, None), ({"draft_temperature": 0.9}, 0.9), ({"temperature": 0.5}, None)],
+)
+def test_the_draft_runs_at_the_temperature_that_calibration_found(
+    session: Session, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: float | None
+) -> None:
+    found = replace(profile(), draft_temperatures=(DraftTemperatureAt(0.8, 0.6),))
+    monkeypatch.setattr(session.pair, "profile", ProfileLookup(found, None))
+    requests: list[Request] = []
+    start = session.engine.start
+    monkeypatch.setattr(session.engine, "start", lambda request: requests.append(request) or start(request))
+    params = SamplingParams(temperature=options.pop("temperature", 0.8))
+    session.stream(PROMPT, params, raw=True, num_draft_tokens=2, **options)
+    draft_params = requests[0].draft_params
+    assert (None if draft_params is None else draft_params.temperature) == expected

@@ -14,7 +14,7 @@ from localspec.profile import Estimate, KindAgreement, Profile, save
 from localspec.sampling import SamplingParams
 from localspec.tuning import (
     DrafterName,
-    LearnedCosts,
+    GuessedCosts,
     RoughProfile,
     look_up_profile,
     measure_roughly,
@@ -110,7 +110,7 @@ def test_where_drafts_may_come_from(drafter: DrafterName) -> None:
         assert isinstance(policy, AdaptivePolicy)
         assert policy.worthwhile == (model_pays and drafter != "lookup")
         assert policy.lookup == (drafter != "model")
-    assert isinstance(policy_for(None, SAMPLED).costs, LearnedCosts)  # type: ignore[attr-defined]
+    assert isinstance(policy_for(None, SAMPLED).costs, GuessedCosts)  # type: ignore[attr-defined]
 
 
 def test_profiles_are_found_by_what_they_were_measured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
