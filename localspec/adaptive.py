@@ -11,8 +11,10 @@ cores): slow averages of these two ratios scale the curves. And the guard stops 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Protocol
 
 from localspec.confidence import ConfidenceModel
@@ -83,7 +85,7 @@ class Guard:
     credit: float = 8.0
     pause_tokens: int = 256
     renewal_steps: int = 128
-    _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
@@ -97,21 +99,27 @@ class Guard:
     @property
     def pace(self) -> float:
         """Seconds of a plain step by the clock / by its curve."""
-        return self._plain.value if self._plain.denominator else 1.0
+        return median_low(self._plain) if self._plain else 1.0
 
-    def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
-        """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
+    def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float) -> None:
+        """Take note of a step.
+
+        Args:
+            outcome: of the step.
+            plain_cost_s: what a plain step takes by the curve.
+            usual_s: what such a step usually takes by the clock; one that was held up counts as twice that.
+        """
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
         self._steps_since_plain += 1
         if outcome.num_drafted == 0:
-            self._plain.add(spent_s - outcome.draft_s, plain_cost_s)
+            self._plain.append((spent_s - outcome.draft_s) / plain_cost_s)
             self._steps_since_plain = 0
         if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             return
         plain_s = plain_cost_s * self.pace
-        self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
+        self._debt = max(0.0, self._debt + min(spent_s, 2 * usual_s) / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
             self._resting = self.pause_tokens
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
@@ -172,20 +180,13 @@ class AdaptivePolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step."""
-        plain_s = self.costs.verify_s(1, outcome.depth)
-        self.guard.observe(outcome, plain_s)
         plan, self._plan = self._plan, None
+        plain_s = self.costs.verify_s(1, outcome.depth)
+        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan.passes)
+        self.guard.observe(outcome, plain_s, cost_s * self.guard.pace)
         if plan is None:
             return
         self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
-        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
-        if outcome.num_drafted:
-            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
-            verify_s *= self._verify_pace.value
-        draft_s = plan.passes * self.costs.draft_s(1, outcome.depth)
-        if draft_s:
-            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
-        cost_s = verify_s + draft_s * self._draft_pace.value
         if self._throughput is None:
             self._throughput = _Average(10.0, 10.0 * plain_s, 0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
@@ -193,6 +194,17 @@ class AdaptivePolicy:
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
+
+    def _learn_costs(self, outcome: StepOutcome, passes: int) -> float:
+        """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
+        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
+        if outcome.num_drafted:
+            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
+            verify_s *= self._verify_pace.value
+        draft_s = passes * self.costs.draft_s(1, outcome.depth)
+        if draft_s:
+            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
+        return verify_s + draft_s * self._draft_pace.value
 
 
 @dataclass(frozen=True, slots=True)
