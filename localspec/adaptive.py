@@ -11,8 +11,10 @@ cores): slow averages of these two ratios scale the curves. And the guard stops 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Protocol
 
 from localspec.averages import ForgettingRatio
@@ -69,7 +71,7 @@ class Guard:
     credit: float = 8.0
     pause_tokens: int = 256
     renewal_steps: int = 128
-    _plain: ForgettingRatio = field(default_factory=lambda: ForgettingRatio(0.0, 0.0, keep=0.9))
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
@@ -83,24 +85,28 @@ class Guard:
     @property
     def pace(self) -> float:
         """Seconds of a plain step by the clock / by its curve."""
-        return self._plain.value if self._plain.denominator else 1.0
+        return median_low(self._plain) if self._plain else 1.0
 
-    def observe(self, outcome: StepOutcome, plain_cost_s: float, *, speculated: bool) -> None:
-        """Take note of a step, one that ``speculated`` or a plain one.
+    def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float, *, speculated: bool) -> None:
+        """Take note of a step.
 
-        Each of its tokens would have cost ``plain_cost_s`` by the plain curve.
+        Args:
+            outcome: of the step.
+            plain_cost_s: what a plain step takes by the curve.
+            usual_s: what such a step usually takes by the clock; one that was held up counts as twice that.
+            speculated: whether it was more than a plain step.
         """
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
         self._steps_since_plain += 1
         if outcome.num_drafted == 0:
-            self._plain.add(spent_s - outcome.draft_s, plain_cost_s)
+            self._plain.append((spent_s - outcome.draft_s) / plain_cost_s)
             self._steps_since_plain = 0
         if not speculated:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             return
         plain_s = plain_cost_s * self.pace
-        self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
+        self._debt = max(0.0, self._debt + min(spent_s, 2 * usual_s) / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
             self._resting = self.pause_tokens
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
@@ -177,19 +183,11 @@ class AdaptivePolicy:
         """Learn from a finished step."""
         plan, self._plan = self._plan, None
         plain_s = self.costs.verify_s(1, outcome.depth)
-        self._watch(outcome, plain_s, plan)
+        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan.passes)
+        self._watch(outcome, plain_s, cost_s * self.guard.pace, plan)
         if plan is None:
             return
-        guard = self.lookup_guard if plan.copied else self.guard
         self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
-        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
-        if outcome.num_drafted:
-            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * guard.pace))
-            verify_s *= self._verify_pace.value
-        draft_s = plan.passes * self.costs.draft_s(1, outcome.depth) if plan.passes else 0.0
-        if draft_s:
-            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * guard.pace))
-        cost_s = verify_s + draft_s * self._draft_pace.value
         if self._throughput is None:
             self._throughput = ForgettingRatio(10.0, 10.0 * plain_s, keep=0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
@@ -198,14 +196,25 @@ class AdaptivePolicy:
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
 
-    def _watch(self, outcome: StepOutcome, plain_s: float, plan: _Plan | None) -> None:
+    def _learn_costs(self, outcome: StepOutcome, passes: int) -> float:
+        """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
+        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
+        if outcome.num_drafted:
+            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
+            verify_s *= self._verify_pace.value
+        draft_s = passes * self.costs.draft_s(1, outcome.depth) if passes else 0.0  # which may cost infinitely much
+        if draft_s:
+            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
+        return verify_s + draft_s * self._draft_pace.value
+
+    def _watch(self, outcome: StepOutcome, plain_s: float, usual_s: float, plan: _Plan | None) -> None:
         """Tell the guards: a plain step to both, any other to the one it concerns."""
         copied = plan is not None and plan.copied > 0
         ran = plan is not None and plan.passes > 0
         if not copied:
-            self.guard.observe(outcome, plain_s, speculated=ran)
+            self.guard.observe(outcome, plain_s, usual_s, speculated=ran)
         if not ran:
-            self.lookup_guard.observe(outcome, plain_s, speculated=copied)
+            self.lookup_guard.observe(outcome, plain_s, usual_s, speculated=copied)
 
 
 @dataclass(frozen=True, slots=True)
