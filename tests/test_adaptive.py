@@ -361,7 +361,7 @@ def test_hopeless_copies_are_left_alone_whatever_is_guessed(chances: list[float]
     policy = AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=True)
     assert Copying(chances, share=0.5).speed(policy, LONG_STEEP) > 0.985
     policy = AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=True)
-    assert Copying([0.95], share=0.3).speed(policy, [1.0 + 1.5 * n for n in range(17)]) > 0.97
+    assert Copying([0.95], share=0.3).speed(policy, [1.0 + n for n in range(17)]) > 0.97
 
 
 def test_copies_are_tried_again_in_case_costs_have_changed() -> None:
