@@ -94,6 +94,8 @@ class Guard:
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)
             return
+        if self._plain_steps == 0:
+            return
         plain_s = plain_cost_s * self._plain.value
         self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
         if self._debt > self.credit:

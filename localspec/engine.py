@@ -100,19 +100,23 @@ class Engine:
         for sequence in range(self.target.num_sequences):
             self.release(sequence)
 
-    def step(self, generations: Sequence[Generation]) -> list[Step]:
+    def step(self, generations: Sequence[Generation], *, together: bool | None = None) -> list[Step]:
         """Advance every generation, none of them finished, by one step.
 
-        A prompt that stands alone is read at once. Of prompts that run with others one step reads a chunk, and the
-        step of a generation that has not come to its end has no tokens. What goes wrong with one of several is the
-        error of its step, and the others' steps stand.
+        Args:
+            generations: which.
+            together: whether nobody shall wait for another one; default whether there are several. Then one step
+                reads a chunk of prompts, and the step of a generation that has not come to the end of its prompt has
+                no tokens; and what goes wrong with one is the error of its step, and the others' steps stand.
+                Otherwise prompts are read at once, by the draft after the first token.
 
         Raises:
-            InvalidLogitsError: no law can be made of the target's logits, and the generation stands alone.
+            InvalidLogitsError: no law can be made of the target's logits, if not together.
             EvaluationError: a pass failed; the same step can be tried again.
             RollbackError: a cache cannot forget what was drafted.
             InvalidOptionError: the sequence of a generation has been given to a later one.
         """
+        together = len(generations) > 1 if together is None else together
         started = perf_counter()
         for g in generations:
             if self._held.get(g.sequence) is not g.history:
@@ -121,21 +125,20 @@ class Engine:
                 )
             # Past this stand rejected drafts, and whatever a failure or an interrupt left behind.
             self._forget(g.sequence, len(g.history) - 1)
-        if len(generations) == 1:
-            self._read_prompt(generations[0])
+        if not together:
+            self._read_prompts(generations)
         read = perf_counter()
         before_s = sum(g.draft_prefill_s for g in generations)
-        drafts = self._draft(generations)
+        drafts = self._draft(generations, together)
         drafted = perf_counter()
-        spans = self._spans(generations, drafts)
+        spans = self._spans(generations, drafts, together)
         logits = self.target.decode(spans)
         verified = perf_counter()
         draft_s = drafted - read - (sum(g.draft_prefill_s for g in generations) - before_s)
         times = StepTimes(read - started, draft_s, verified - drafted)
         ends = np.cumsum([span.rows for span in spans])
         rows = np.split(logits, ends[:-1])
-        alone = len(generations) == 1
-        return [self._accept(g, d, r, times, alone) for g, d, r in zip(generations, drafts, rows, strict=True)]
+        return [self._accept(g, d, r, times, together) for g, d, r in zip(generations, drafts, rows, strict=True)]
 
     def _reuse(self, sequence: int, prompt: list[int]) -> None:
         """Leave in ``sequence`` as much of a prompt as any sequence holds."""
@@ -152,35 +155,36 @@ class Engine:
         except RollbackError:
             self._forget(sequence, 0)  # what cannot be cut can still be emptied, and plain decoding needs no more
 
-    def _read_prompt(self, g: Generation) -> None:
-        # The last chunk of a prompt is left to the common pass, which yields the first token.
-        ahead = len(g.history) - chunk_size(self.target, g.request.progress)
-        if ahead > self.target.length(g.sequence):
-            read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
+    def _read_prompts(self, generations: Sequence[Generation]) -> None:
+        for g in generations:
+            # The last chunk of a prompt is left to the common pass, which yields the first token.
+            ahead = len(g.history) - chunk_size(self.target, g.request.progress)
+            if ahead > self.target.length(g.sequence):
+                read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
 
-    def _spans(self, generations: Sequence[Generation], drafts: Sequence[Draft]) -> list[Span]:
+    def _spans(self, generations: Sequence[Generation], drafts: Sequence[Draft], together: bool) -> list[Span]:
         """Return the common pass: drafts, and what sequences lack before them, of prompts what a chunk holds."""
         spans = []
         room = self.target.chunk - sum(1 + len(draft.tokens) for draft in drafts)
         for g, draft in zip(generations, drafts, strict=True):
             lacking = g.history[self.target.length(g.sequence) :]
-            part = lacking if len(generations) == 1 else lacking[: 1 + max(0, room)]
+            part = lacking[: 1 + max(0, room)] if together else lacking
             room -= len(part) - 1
             drafted = self._evaluable(draft.tokens)
             rows = len(drafted) + 1 if len(part) == len(lacking) else 0
             spans.append(Span(g.sequence, [*part, *drafted], rows))
         return spans
 
-    def _draft(self, generations: Sequence[Generation]) -> list[Draft]:
+    def _draft(self, generations: Sequence[Generation], together: bool) -> list[Draft]:
         drafts = [Draft() for _ in generations]
         if self.drafter is None:
             return drafts
         requests: dict[int, DraftRequest] = {}
         for i, g in enumerate(generations):
             reading = g.stats.steps == 0
-            # The first token does not wait for the draft to read the prompt, whatever the caches hold. Among others
-            # the draft reads along, a chunk at a time, so that nobody waits long when drafting begins.
-            if (reading and len(generations) == 1) or (request := self._draft_request(g)) is None:
+            # The first token does not wait for the draft to read the prompt, whatever the caches hold; unless others
+            # would when drafting begins: then the draft reads along, a chunk at a time.
+            if (reading and not together) or (request := self._draft_request(g)) is None:
                 continue
             started = perf_counter()
             limit = self.target.chunk if reading else None
@@ -214,7 +218,7 @@ class Engine:
         return list(takewhile(lambda token: 0 <= token < size, tokens))
 
     def _accept(
-        self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes, alone: bool
+        self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes, together: bool
     ) -> Step:
         if len(logits) == 0:
             g.count_reading(times)
@@ -224,7 +228,7 @@ class Engine:
         try:
             verification = self._verify(g, draft, logits)
         except InvalidLogitsError as error:
-            if alone:
+            if not together:
                 raise
             return Step([], 0, error)
         emitted = self._emit(g, [*draft.tokens[: verification.num_accepted], verification.next_token])

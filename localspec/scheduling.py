@@ -137,7 +137,7 @@ class Scheduler:
             self._policy.begin(len(generations))
         before = [(g.stats.tokens, g.stats.steps, g.stats.drafted, g.stats.accepted) for g in generations]
         try:
-            steps = self._engine.step(generations)
+            steps = self._engine.step(generations, together=self._parallel > 1)
         except EvaluationError:
             steps = [self._step_alone(g) for g in generations]  # to find out whose fault it is
             reading = True

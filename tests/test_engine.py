@@ -380,8 +380,8 @@ def test_sequences_together_are_as_each_alone(order: list[int]) -> None:
 
 
 def test_one_pass_serves_all() -> None:
-    target = FakeContext(TARGET, num_sequences=3)
-    draft = FakeContext(DRAFT, num_sequences=3)
+    target = FakeContext(TARGET, num_sequences=3, chunk=16)
+    draft = FakeContext(DRAFT, num_sequences=3, chunk=16)
     drafter = ModelDrafter(draft, vocabulary_size=5, ends_generation=lambda token: token == END)
     together = Engine(target, drafter, ends_generation=lambda token: token == END)
     generations = [together.start(request([s, 1]), sequence=s) for s in range(3)]
