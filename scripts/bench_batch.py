@@ -4,8 +4,8 @@
     python scripts/bench_batch.py --llama-server PATH            with llama-server on the same files
 
 Every side generates the same records greedily, several at a time; its throughput is emitted tokens per second of
-the whole, prompts included. The sides take turns, and ratios are made trial by trial. llama-server gets the same token
-ids as prompts, as many slots as the automatic choice runs sequences, all requests at once, and no cache between
+the whole, prompts included. The sides take turns, and ratios are made trial by trial. llama-server gets the same
+token ids as prompts, as many slots as the automatic choice runs sequences, all requests at once, and no cache between
 trials; it runs plainly and, as another side, with the draft.
 """
 
