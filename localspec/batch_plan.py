@@ -195,13 +195,16 @@ class BatchPolicy:
     Args:
         costs: measured.
         accepted: S_0, S_1, … as expected beforehand.
-        plan: what was chosen; its γ is the first one.
+        plan: what was chosen; if its γ is 0, nothing is ever drafted.
         learns: False keeps to expectations and ignores the clock.
     """
 
     def __init__(self, costs: BatchCosts, accepted: Sequence[float], plan: BatchPlan, *, learns: bool = True) -> None:
         self._costs = costs
         self._accepted = tuple(accepted)
+        # Without drafts from the beginning the draft has read nothing, and reading it all for a last few tokens
+        # would take longer than they do.
+        self._drafts = bool(plan.num_draft_tokens)
         self._learns = learns
         self.guard = Guard()  # in tokens of one sequence
         self._ratio = RunningRatio(50.0, 50.0, 0.998)
@@ -224,7 +227,7 @@ class BatchPolicy:
 
     def begin(self, num_sequences: int) -> None:
         """Decide on the length for a step of so many sequences."""
-        allowed = not self._learns or self.guard.allows
+        allowed = self._drafts and (not self._learns or self.guard.allows)
         self._length = FixedPolicy(self._best(num_sequences, round(self._ratio.value, 2)) if allowed else 0)
 
     def end(self, num_sequences: int, *, reading: bool) -> None:
