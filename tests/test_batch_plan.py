@@ -247,6 +247,37 @@ def test_the_clock_stops_what_loses() -> None:
     assert shared.num_draft_tokens == 0
 
 
+def test_what_drafting_costs_by_the_clock_shortens_it() -> None:
+    """Steps that draft take four times what the curves say: with that known, nothing pays, guard or no guard."""
+    for pace, drafts in ((1.0, True), (3.0, False)):
+        assert (best_length(costs(STEP), ACCEPTED, 2, pace=pace) > 0) == drafts
+    shared = policy()
+    shared.guard.credit = 1e9
+    steps(shared, 2, 0.0, 1.0)
+    for _ in range(60):
+        shared.begin(2)
+        steps(shared, 1, 1.0, 4.5 if shared.num_draft_tokens else 1.0)
+    shared.begin(2)
+    assert shared.num_draft_tokens == 0
+
+
+def test_one_slow_step_is_no_loss_and_many_are() -> None:
+    """What is usual follows the clock, so that a step that was held up counts once, and a dear one fully."""
+    debts = []
+    for seconds in (4.0, 40.0):
+        shared = policy()
+        shared._best = lambda num_sequences, ratio, pace: 3
+        steps(shared, 2, 0.0, 1.0)
+        steps(shared, 1, 1.0, seconds)
+        debts.append(shared.guard._debt)
+    assert debts[1] <= debts[0] + 1e-9 < 8
+    shared = policy()
+    shared._best = lambda num_sequences, ratio, pace: 3
+    steps(shared, 2, 0.0, 1.0)
+    steps(shared, 60, 1.0, 6.0)  # four tokens for six and a half: twice the curve's cost would still be a gain
+    assert not shared.guard.allows
+
+
 def test_what_the_guard_alone_sees() -> None:
     """Steps a fifth dearer than the curves say, with less accepted than pays for it."""
     shared = policy()
