@@ -81,7 +81,7 @@ class Guard:
     _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
-    _resting: int = 0
+    _resting: float = 0
 
     @property
     def allows(self) -> bool:
