@@ -49,11 +49,12 @@ class PromptFile:
         self.name = name
         self._file = file
         self._hash = hashlib.sha256()
+        self._left = sys.maxsize  # bytes to read: what is appended during a run is not part of it
         self.sha256: str | None = None
         self.num_lines: int | None = None
         if file.seekable():
             self._start = file.tell()
-            self.sha256, self.num_lines = self._survey()
+            self.sha256, self.num_lines, self._left = self._survey()
 
     @classmethod
     @contextmanager
@@ -103,21 +104,26 @@ class PromptFile:
 
     def _read_line(self) -> bytes | None:
         """Return the next line with its end, b"" at the end of the file, None for one that is too long."""
-        data = self._file.readline(MAX_LINE_BYTES + 2)
-        self._hash.update(data)
+        data = self._take(MAX_LINE_BYTES + 2)
         if len(data.rstrip(b"\r\n")) <= MAX_LINE_BYTES:
             return data
         while data and not data.endswith(b"\n"):
-            data = self._file.readline(_BLOCK_BYTES)
-            self._hash.update(data)
+            data = self._take(_BLOCK_BYTES)
         return None
 
-    def _survey(self) -> tuple[str, int]:
-        """Return hash and number of lines of the whole file."""
+    def _take(self, most: int) -> bytes:
+        data = self._file.readline(min(most, self._left))
+        self._hash.update(data)
+        self._left -= len(data)
+        return data
+
+    def _survey(self) -> tuple[str, int, int]:
+        """Return hash, number of lines and bytes of the whole file."""
         digest = hashlib.sha256()
-        num_lines, last = 0, b"\n"
+        num_lines, num_bytes, last = 0, 0, b"\n"
         while block := self._file.read(_BLOCK_BYTES):
             digest.update(block)
             num_lines += block.count(b"\n")
+            num_bytes += len(block)
             last = block[-1:]
-        return digest.hexdigest(), num_lines + (last != b"\n")
+        return digest.hexdigest(), num_lines + (last != b"\n"), num_bytes

@@ -13,7 +13,7 @@ from localspec.batch.openai import is_request, request_fields
 from localspec.batch.prompts import MAX_LINE_BYTES, Line
 from localspec.conversation import parse_messages
 from localspec.errors import InvalidOptionError, LocalspecError, PromptError
-from localspec.sampling import SamplingParams, check_rule, is_number
+from localspec.sampling import SamplingParams, check_rule, draft_params
 from localspec.text import Message, StopStrings
 
 __all__ = ["Row", "RowDefaults", "RowReader"]
@@ -118,7 +118,7 @@ class RowReader:
             seed=record_seed(self._seed, row_id) if seed is None else seed,
             stop=_stop(values, defaults.stop),
             rule=check_rule(values.get("rule", defaults.rule)),
-            draft_temperature=_number(values, "draft_temperature", defaults.draft_temperature),
+            draft_temperature=_draft_temperature(values, defaults.draft_temperature),
             raw=raw,
             special=special,
         )
@@ -193,7 +193,7 @@ def _stop(values: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...
     if "stop" not in values:
         return default
     stop = [values["stop"]] if isinstance(values["stop"], str) else values["stop"]
-    if not isinstance(stop, list):
+    if not isinstance(stop, list) or not all(isinstance(one, str) for one in stop):
         raise InvalidOptionError(f"stop is {_short(stop)}; use a text or a list of texts")
     StopStrings(stop)
     return tuple(stop)
@@ -220,10 +220,10 @@ def _positive(values: Mapping[str, Any], name: str, default: int | None) -> int 
     return default if value is None else value
 
 
-def _number(values: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    value = values.get(name, default)
-    if value is not None and not is_number(value):
-        raise InvalidOptionError(f"{name} is {_short(value)}; use a number")
+def _draft_temperature(values: Mapping[str, Any], default: float | None) -> float | None:
+    value: float | None = values.get("draft_temperature", default)
+    if value is not None:
+        draft_params(SamplingParams(), value)
     return value
 
 

@@ -102,7 +102,11 @@ def batch(
     """
     from localspec.batch import PromptFile, run_batch
 
-    sampling_params(dict(values))  # what is out of range is said before anything is loaded
+    from localspec.sampling import draft_params
+
+    params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
+    if values["draft_temperature"] is not None:
+        draft_params(params, values["draft_temperature"])
     if values["raw"] and values["system"] is not None:
         raise InvalidOptionError(
             "--system needs the chat template; leave out --raw, or put the text into the prompts"

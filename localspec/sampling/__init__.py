@@ -9,6 +9,7 @@ from localspec.sampling.params import (
     SamplerOrder,
     SamplingParams,
     check_rule,
+    draft_params,
     is_number,
 )
 from localspec.sampling.rules import Verification, verification_law, verify, verify_coupled, verify_laws
@@ -28,6 +29,7 @@ __all__ = [
     "Uniforms",
     "Verification",
     "check_rule",
+    "draft_params",
     "fresh_seed",
     "is_number",
     "law",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard, cast, get_args
 
 from localspec.errors import InvalidOptionError
@@ -16,6 +16,7 @@ __all__ = [
     "SamplingParams",
     "Stage",
     "check_rule",
+    "draft_params",
     "is_number",
 ]
 
@@ -161,6 +162,18 @@ def check_rule(rule: str) -> Rule:
         if rule == known:
             return cast(Rule, known)
     raise InvalidOptionError(f"rule is {rule!r}; use one of {', '.join(get_args(Rule))}")
+
+
+def draft_params(params: SamplingParams, temperature: float) -> SamplingParams:
+    """Return what a draft's laws are made with where only its temperature differs from the target's.
+
+    Raises:
+        InvalidOptionError: it is no temperature.
+    """
+    try:
+        return replace(params, temperature=temperature)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

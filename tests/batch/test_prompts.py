@@ -48,16 +48,24 @@ def test_a_line_that_is_too_long_is_skipped_and_the_next_one_is_not(end, tmp_pat
         assert lines(path) == ([(1, b"a"), (2, b"x" * length if kept else None), (3, b"b")], 3)
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+@pytest.mark.parametrize("now", [b"a\nc\n", b"a\n", b"a\nb", b"a\n\n\n"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(now, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"a\nb\n" + b"x" * 100_000)  # more than a reader holds
+    with PromptFile.opened(str(path)) as prompts:
+        reading = prompts.lines()
+        path.write_bytes(now)
+        with pytest.raises(PromptError, match="changed while it was read"):
+            list(reading)
+
+
+def test_what_is_appended_meanwhile_is_left_to_another_run(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b"a\nb\n")
     with PromptFile.opened(str(path)) as prompts:
-        reading = prompts.lines()
-        next(reading)
         with path.open("ab") as more:
             more.write(b"c\n")
-        with pytest.raises(PromptError, match="changed while it was read"):
-            list(reading)
+        assert [line.data for line in prompts.lines()] == [b"a", b"b"]
 
 
 def test_a_pipe_is_read_once_and_has_no_hash(monkeypatch):

@@ -179,7 +179,7 @@ BAD = [
     (b'{"prompt": "a", "seed": 1.0}', "seed is 1.0"),
     (b'{"prompt": "a", "stop": 5}', "stop is 5"),
     (b'{"prompt": "a", "stop": [""]}', "stop string ''"),
-    (b'{"prompt": "a", "stop": [[]]}', "stop string"),
+    (b'{"prompt": "a", "stop": [[]]}', "stop is"),
     (b'{"prompt": "a", "rule": "best"}', "rule is 'best'"),
     (b'{"prompt": "a", "rule": []}', "rule"),
     (b'{"prompt": "a", "draft_temperature": "x"}', "draft_temperature"),

@@ -146,11 +146,11 @@ def test_a_changed_setting_is_refused_by_name(tmp_path, output):
 
 
 def test_prompts_that_change_during_the_run_are_noticed(tmp_path, output):
-    path = prompts(tmp_path, numbered(5))
+    path = prompts(tmp_path, [{"prompt": "x" * 100_000}, {"prompt": "y" * 100_000}])
 
     def change(tally):
-        with path.open("a") as file:
-            file.write("{}\n")
+        data = path.read_bytes()
+        path.write_bytes(data[:-10] + b'zzzzzzz"}\n')
 
     with pytest.raises(PromptError, match="changed while it was read"):
         run(path, output, FakePool(1), watch=change)
