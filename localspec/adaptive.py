@@ -16,7 +16,7 @@ from typing import Protocol
 from localspec.confidence import ConfidenceModel
 from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 
-__all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
+__all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard", "RunningRatio"]
 
 _PLAIN = FixedPolicy(0)
 
@@ -42,7 +42,7 @@ UNCALIBRATED = ConfidenceModel(
 
 
 @dataclass(slots=True)
-class _Average:
+class RunningRatio:
     """An exponentially forgetting mean of ratios: Σ numerators / Σ denominators, starting from a prior."""
 
     numerator: float
@@ -50,11 +50,13 @@ class _Average:
     keep: float
 
     def add(self, numerator: float, denominator: float) -> None:
+        """Take note of a pair."""
         self.numerator = self.keep * self.numerator + numerator
         self.denominator = self.keep * self.denominator + denominator
 
     @property
     def value(self) -> float:
+        """The ratio."""
         return self.numerator / self.denominator
 
 
@@ -74,7 +76,7 @@ class Guard:
 
     credit: float = 8.0
     pause_tokens: int = 256
-    _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
+    _plain: RunningRatio = field(default_factory=lambda: RunningRatio(0.0, 0.0, 0.9))
     _plain_steps: int = 0
     _debt: float = 0.0
     _resting: int = 0
@@ -91,6 +93,8 @@ class Guard:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)
+            return
+        if self._plain_steps == 0:
             return
         plain_s = plain_cost_s * self._plain.value
         self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
@@ -119,8 +123,8 @@ class AdaptivePolicy:
         self.worthwhile = worthwhile
         self.guard = guard or Guard()
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
-        self._correction = _Average(20.0, 20.0, 0.98)
-        self._throughput: _Average | None = None
+        self._correction = RunningRatio(20.0, 20.0, 0.98)
+        self._throughput: RunningRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
 
@@ -156,7 +160,7 @@ class AdaptivePolicy:
             return
         cost_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth) + plan.spent_s
         if self._throughput is None:
-            self._throughput = _Average(10.0, 10.0 * plain_s, 0.95)
+            self._throughput = RunningRatio(10.0, 10.0 * plain_s, 0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
         # Positions up to the first rejection were judged; those after it were not.
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]

@@ -60,10 +60,16 @@ class Draft:
 class Drafter(Protocol):
     """Proposes continuations."""
 
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
+    def prefill(
+        self, sequence: int, history: Sequence[int], progress: Progress | None = None, *, limit: int | None = None
+    ) -> None:
         """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt.
 
-        ``progress`` is called as by ``read_ahead``, and may raise.
+        Args:
+            sequence: which sequence.
+            history: what to read.
+            progress: called as by ``read_ahead``; may raise.
+            limit: read no more than so many tokens now.
         """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -71,6 +77,13 @@ class Drafter(Protocol):
 
     def keep(self, sequence: int, length: int) -> None:
         """Forget everything past the first ``length`` tokens of a sequence."""
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence``, which is emptied, know what ``source`` knows of its first ``length`` tokens.
+
+        Raises:
+            RollbackError: as ``Context.copy``.
+        """
 
 
 def read_ahead(context: Context, sequence: int, tokens: Sequence[int], progress: Progress | None = None) -> None:
@@ -117,10 +130,14 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
+    def prefill(
+        self, sequence: int, history: Sequence[int], progress: Progress | None = None, *, limit: int | None = None
+    ) -> None:
         """Read all but the last token, unless that is so little that the first draft pass takes it along."""
-        if len(history) - self.context.length(sequence) > 2:
-            read_ahead(self.context, sequence, history[:-1], progress)
+        lacking = len(history) - self.context.length(sequence)
+        if lacking > 2:
+            later = 1 if limit is None else max(1, lacking - limit)
+            read_ahead(self.context, sequence, history[:-later], progress)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
@@ -134,6 +151,10 @@ class ModelDrafter:
     def keep(self, sequence: int, length: int) -> None:
         """Truncate the draft's cache."""
         self.context.truncate(sequence, length)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Copy what the draft's cache holds of it."""
+        self.context.copy(source, sequence, min(length, self.context.length(source)))
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:
         held = self.context.length(request.sequence)

@@ -192,6 +192,7 @@ class Profile:
         draft_temperature: of the draft, if another than the target's is better.
         plain_tokens_per_s: measured without speculation, shortly after the prompt.
         verdicts: one for each agreement.
+        draft_batch: passes of the draft with a row for every token, as several sequences together need them.
     """
 
     key: ProfileKey
@@ -208,6 +209,7 @@ class Profile:
     draft_temperature: float | None
     plain_tokens_per_s: float
     verdicts: tuple[Verdict, ...]
+    draft_batch: CostCurves | None = None
 
     def to_json(self) -> str:
         """Return the text of the file."""

@@ -285,6 +285,9 @@ class LlamaContext:
         params.n_batch = params.n_ubatch = max(_CHUNK, self.num_sequences)
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[flash_attention]
+        # One cache for all: sequences that add different numbers of tokens still share one pass over the weights
+        # (with a cache each, llama.cpp splits such a batch), and a common prefix is copied without moving data.
+        params.kv_unified = self.num_sequences > 1
         params.swa_full = True  # a sliding-window cache forgets what a rollback needs
         params.no_perf = True
         return params
@@ -311,6 +314,21 @@ class LlamaContext:
             raise RollbackError(
                 f"the cache of {self.model.path.name} cannot go back from {held} to {length} tokens (recurrent or"
                 " hybrid model), so nothing can be drafted for it or by it; use it without a draft (--no-draft)"
+            )
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence`` hold the first ``length`` tokens of ``source``; see ``Context.copy``."""
+        if source == sequence or self.length(source) < length:
+            raise InvalidOptionError(f"{length} tokens of sequence {source} cannot be copied to sequence {sequence}")
+        self.truncate(sequence, 0)
+        if length == 0:
+            return
+        native.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
+        if self.length(sequence) != length:  # a recurrent state knows all of its sequence or nothing
+            self.truncate(sequence, 0)
+            raise RollbackError(
+                f"the cache of {self.model.path.name} cannot share the first {length} tokens of a sequence (recurrent"
+                " or hybrid model)"
             )
 
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:

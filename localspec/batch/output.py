@@ -174,6 +174,8 @@ class FileOutput:
             StoreError: the file cannot be read or written.
         """
         with _disk_errors(self._path):
+            for unfinished in (_beside(self._path), _beside(self.state_path)):
+                unfinished.unlink(missing_ok=True)
             exists = not self._restart and self._path.exists() and self._path.stat().st_size > 0
             earlier = self._earlier_run() if exists else None
             if earlier is not None:
@@ -297,7 +299,7 @@ class FileOutput:
 
     def _replace(self, path: Path, parts: Collection[bytes] | Iterator[bytes]) -> None:
         """Write a file in such a way that after a failure of any kind the old one or the new one is there."""
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = _beside(path)
         try:
             with temporary.open("wb") as new:
                 for part in parts:
@@ -314,6 +316,11 @@ class FileOutput:
                 os.fsync(directory)
             finally:
                 os.close(directory)
+
+
+def _beside(path: Path) -> Path:
+    """Return where a file is written that is to replace ``path``."""
+    return path.with_name(path.name + ".tmp")
 
 
 def _lengths(starts: Sequence[int], ends: Sequence[int]) -> list[int]:

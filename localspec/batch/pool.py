@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from localspec.backend.identity import file_fingerprint
-from localspec.batch._pending import BatchAnswer, BatchProgress, BatchRequest
 from localspec.batch.identity import PairFingerprint
+from localspec.batching import BatchAnswer, BatchProgress, BatchRequest
 from localspec.generation import Stats
 from localspec.sampling import SamplingParams
 from localspec.session import Session, load_pair
@@ -23,11 +23,13 @@ class Pool(Protocol):
         models: the pair's files.
         model_name: what to call the target.
         default_params: how laws are made unless something else is said.
+        parallel: how many sequences run together; None if that is not known, or not yet.
     """
 
     models: PairFingerprint
     model_name: str
     default_params: SamplingParams
+    parallel: int | None
 
     def answers(self, requests: Iterable[BatchRequest]) -> Generator[BatchAnswer]:
         """Answer requests, many at once, yielding each answer when it is there; takes requests as room comes up."""
@@ -58,7 +60,7 @@ class LocalPool:
     ) -> None:
         self._progress = progress
         self._session = session
-        self._parallel = parallel
+        self.parallel = parallel
         self._num_draft_tokens = num_draft_tokens
         self._policy = policy
         pair = session.pair
@@ -71,13 +73,18 @@ class LocalPool:
 
     def answers(self, requests: Iterable[BatchRequest]) -> Generator[BatchAnswer]:
         """Answer requests; see ``Pool``."""
-        yield from self._session.generate_batch(
+        with self._session.generate_batch(
             requests,
-            parallel=self._parallel,
+            parallel=self.parallel,
             num_draft_tokens=self._num_draft_tokens,
             policy=self._policy,
             progress=self._progress,
-        )
+        ) as batch:
+            try:
+                yield from batch
+            finally:
+                if batch.progress.plan is not None:
+                    self.parallel = batch.progress.plan.parallel
 
     def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
         """Decode plainly; see ``Pool``."""

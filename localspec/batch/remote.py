@@ -19,9 +19,10 @@ from itertools import count
 from types import ModuleType
 from typing import Any, Final
 
-from localspec.batch._pending import BatchAnswer, BatchRequest
 from localspec.batch.identity import PairFingerprint
 from localspec.batch.pool import Pool
+from localspec.batch_plan import MAX_PARALLEL
+from localspec.batching import BatchAnswer, BatchRequest
 from localspec.errors import EvaluationError, InvalidOptionError, LocalspecError
 from localspec.generation import Stats
 from localspec.sampling import SamplingParams
@@ -35,7 +36,6 @@ _MAX_ATTEMPTS: Final = 3
 """A row that is asked for when its worker dies, so many times, is taken for the reason."""
 
 _MAX_RESTARTS: Final = 3
-_MOST_PARALLEL: Final = 16
 _AHEAD: Final = 2  # requests at an actor beside those it can run
 _IDLE_S: Final = 0.05  # how long a batch waits for one more request before it takes the input to be over
 
@@ -128,9 +128,12 @@ class _Task:
 class RayPool:
     """Workers on a Ray cluster; see ``Pool`` for what it does, and ``opened``."""
 
-    def __init__(self, ray: ModuleType, workers: Iterable[Any], *, ahead: int, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, ray: ModuleType, workers: Iterable[Any], *, parallel: int | None, notice: Callable[[str], None]
+    ) -> None:
         self._ray = ray
-        self._ahead = ahead
+        self._ahead = _AHEAD + (MAX_PARALLEL if parallel is None else parallel)
+        self.parallel = parallel
         self._notice = notice
         self._load: dict[Any, int] = {}  # by worker that is ready: requests it has
         self._pending: dict[Any, tuple[Any, _Task | None]] = {}  # by reference; no task: a description
@@ -172,8 +175,7 @@ class RayPool:
                 raise InvalidOptionError(f"--ray is {address!r}, where no Ray cluster answers: {error}") from error
         workers = _start_workers(ray, make, cpus_per_worker)
         try:
-            ahead = _AHEAD + (_MOST_PARALLEL if parallel is None else parallel)
-            yield cls(ray, workers, ahead=ahead, notice=notice)
+            yield cls(ray, workers, parallel=parallel, notice=notice)
         finally:
             for worker in workers:
                 ray.kill(worker)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, Final
 
-from localspec.batch._pending import BatchRequest, record_seed
 from localspec.batch.openai import is_request, request_fields
 from localspec.batch.prompts import MAX_LINE_BYTES, Line
+from localspec.batching import BatchRequest
 from localspec.conversation import parse_messages
 from localspec.errors import InvalidOptionError, LocalspecError, PromptError
-from localspec.sampling import SamplingParams, check_rule, draft_params
+from localspec.sampling import SamplingParams, check_rule, draft_params, record_seed
 from localspec.text import Message, StopStrings
 
 __all__ = ["Row", "RowDefaults", "RowReader"]

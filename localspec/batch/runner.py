@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Final
 
-from localspec.batch._pending import BatchRequest
 from localspec.batch.answers import AnswerFormat, answer_line
 from localspec.batch.identity import RunIdentity
 from localspec.batch.output import Output
@@ -16,6 +15,7 @@ from localspec.batch.pool import Pool
 from localspec.batch.prompts import PromptFile
 from localspec.batch.rows import Row, RowDefaults, RowReader
 from localspec.batch.summary import PlainSpeed, Summary, Tally, implied_acceptance
+from localspec.batching import BatchRequest
 from localspec.errors import LocalspecError
 from localspec.generation import Stats
 from localspec.session import GenerationResult
@@ -82,7 +82,13 @@ def run_batch(
     complete = batch.run(prompts, reader)
     if complete:
         output.finish()
-    return _summary(batch.tally, output.num_errors, complete, batch.plain_speed() if complete else None)
+    return _summary(
+        batch.tally,
+        all_errors=output.num_errors,
+        complete=complete,
+        plain=batch.plain_speed() if complete else None,
+        parallel=pool.parallel,
+    )
 
 
 class _Batch:
@@ -166,7 +172,9 @@ class _Batch:
         return self._max_errors is not None and self.tally.errors >= self._max_errors
 
 
-def _summary(tally: Tally, all_errors: int, complete: bool, plain: PlainSpeed | None) -> Summary:
+def _summary(
+    tally: Tally, *, all_errors: int, complete: bool, plain: PlainSpeed | None, parallel: int | None
+) -> Summary:
     stats, elapsed_s = tally.stats, tally.elapsed_s
     plain_s = plain.seconds(stats) if plain else None
     return Summary(
@@ -184,7 +192,7 @@ def _summary(tally: Tally, all_errors: int, complete: bool, plain: PlainSpeed | 
         tokens_per_step=stats.tokens_per_step,
         accepted_per_step=tally.accepted_per_step,
         acceptance_rate=implied_acceptance(stats.drafted_at, stats.accepted_at),
-        parallel=(stats.prefill_s + stats.wall_s) / elapsed_s if elapsed_s else 0.0,
+        parallel=parallel,
         num_draft_tokens=stats.drafted / stats.steps if stats.steps else 0.0,
         plain_tokens_per_s=stats.tokens / plain_s if plain_s else None,
         speedup_over_plain=plain_s / elapsed_s if plain_s and elapsed_s else None,

@@ -109,8 +109,8 @@ class Summary:
         tokens_per_step: emitted per target pass and sequence.
         accepted_per_step: of these drafted.
         acceptance_rate: α, see ``implied_acceptance``; None if nothing was drafted.
-        parallel: sequences in a pass, on average.
-        num_draft_tokens: γ, on average.
+        parallel: B, the sequences that ran together; None if that is not known.
+        num_draft_tokens: γ, tokens drafted per step and sequence, on average.
         plain_tokens_per_s: of plain decoding, one row at a time, for rows like these; None if it was not measured.
         speedup_over_plain: how many times longer that would have taken.
         sample_rows: how many rows were decoded plainly to know that.
@@ -130,7 +130,7 @@ class Summary:
     tokens_per_step: float
     accepted_per_step: float
     acceptance_rate: float | None
-    parallel: float
+    parallel: int | None
     num_draft_tokens: float
     plain_tokens_per_s: float | None
     speedup_over_plain: float | None

@@ -204,8 +204,14 @@ def _measure_costs(
     budget_s: float,
     progress: Callable[[float], None],
 ) -> Any:
-    sizes = [n for n in (*range(1, settings.max_draft_tokens + 2), 12, 16) if n <= target.capacity // 2]
-    loads = [PassLoad(target, sizes, lambda n: n), PassLoad(draft, (1, 2, 3, 4), lambda n: 1)]
+    # What a batch of several sequences needs comes on top: large passes, and of the draft a row for each sequence.
+    largest, of_draft = ((12, 16), (1, 4, 16)) if settings.quick else ((12, 16, 24, 32), (1, 2, 4, 8, 16))
+    sizes = {n for n in (*range(1, settings.max_draft_tokens + 2), *largest) if n <= target.capacity // 2}
+    loads = [
+        PassLoad(target, sorted(sizes), lambda n: n),
+        PassLoad(draft, (1, 2, 3, 4), lambda n: 1),
+        PassLoad(draft, [n for n in of_draft if n <= draft.capacity // 2], lambda n: n),
+    ]
     depths = (PROFILE_DEPTH,) if settings.quick else (64, 1024)
     return measure_costs(loads, depths=depths, budget_s=budget_s, progress=progress)
 
@@ -250,7 +256,7 @@ def _profile(
     observations: Sequence[Observation],
     agreements: Sequence[KindAgreement],
 ) -> Profile:
-    target, draft = curves
+    target, draft, draft_batch = curves
     temperature = settings.params.temperature
     scaled = [d for d in best_draft_temperatures(observations) if d.temperature == temperature]
     empty = Profile(
@@ -268,6 +274,7 @@ def _profile(
         draft_temperature=scaled[0].draft_temperature if scaled else None,
         plain_tokens_per_s=1 / (target.seconds(1, PROFILE_DEPTH) + sampler.plain_s),
         verdicts=(),
+        draft_batch=draft_batch,
     )
     return replace(empty, verdicts=tuple(_verdict(empty, a) for a in empty.agreement))
 

@@ -101,7 +101,6 @@ def batch(
     ended it, the same command goes on where it stopped.
     """
     from localspec.batch import PromptFile, run_batch
-
     from localspec.sampling import draft_params
 
     params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
@@ -284,7 +283,9 @@ def _summary_lines(done: Summary, *, resumable: bool) -> list[str]:
     lines = [", ".join(counts)]
     if done.answers:
         lines[0] += f"; {done.tokens} tokens in {done.elapsed_s:.1f} s, {done.tokens_per_s:.1f} tokens/s"
-        parts = [f"{done.parallel:.1f} sequences in a pass on average", f"γ {done.num_draft_tokens:.1f}"]
+        parts = [f"γ {done.num_draft_tokens:.1f} on average"]
+        if done.parallel is not None:
+            parts.insert(0, f"B {done.parallel}")
         if done.acceptance_rate is not None:
             parts += [f"{done.accepted_per_step:.2f} accepted per step", f"α {done.acceptance_rate:.2f}"]
         lines.append("; ".join(parts))

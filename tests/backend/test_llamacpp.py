@@ -156,6 +156,27 @@ def test_an_id_out_of_range_is_an_error_and_changes_nothing(mamba: LlamaModel, b
     assert close(row, context.decode([Span(0, LETTERS[:3], 1)])[0])
 
 
+def test_a_recurrent_state_is_copied_whole_or_not_at_all(mamba: LlamaModel) -> None:
+    context = LlamaContext(mamba, capacity=16, num_sequences=2, threads=1)
+    context.decode([Span(0, LETTERS[:5], 0)])
+    with pytest.raises(RollbackError, match="cannot share the first 3 tokens"):
+        context.copy(0, 1, 3)
+    assert (context.length(0), context.length(1)) == (5, 0)
+    context.copy(0, 1, 5)
+    assert context.length(1) == 5
+    rows = [context.decode([Span(sequence, LETTERS[5:6], 1)])[0].copy() for sequence in (0, 1)]
+    assert close(rows[1], rows[0])
+
+
+@pytest.mark.parametrize(("source", "sequence", "length"), [(0, 0, 2), (0, 1, 4), (1, 0, 1)])
+def test_copies_of_what_is_not_there(mamba: LlamaModel, source: int, sequence: int, length: int) -> None:
+    context = LlamaContext(mamba, capacity=16, num_sequences=2, threads=1)
+    context.decode([Span(0, LETTERS[:3], 0)])
+    with pytest.raises(InvalidOptionError, match=f"{length} tokens of sequence {source} cannot be copied"):
+        context.copy(source, sequence, length)
+    assert (context.length(0), context.length(1)) == (3, 0)
+
+
 @pytest.mark.parametrize("held", [0, 3, 8])
 def test_more_tokens_than_the_context_holds(mamba: LlamaModel, held: int) -> None:
     context = LlamaContext(mamba, capacity=8, threads=1)
@@ -361,6 +382,35 @@ def test_going_back_gives_what_a_fresh_start_gives(context: LlamaContext, text: 
 def test_smollm2_can_roll_back(context: LlamaContext) -> None:
     assert can_roll_back(context, [300, 400, 500])
     assert context.length(0) == 0
+
+
+@pytest.mark.model
+def test_a_copied_prefix_is_as_one_that_was_read(context: LlamaContext, text: list[int]) -> None:
+    """And the two sequences are independent of each other from there on."""
+    context.decode([Span(0, text[:20], 0)])
+    expected = context.decode([Span(0, text[20:24], 4)]).copy()
+    context.decode([Span(1, text[30:40], 0)])  # what the sequence held before is gone
+    context.copy(0, 1, 20)
+    context.copy(0, 2, 7)
+    assert [context.length(sequence) for sequence in range(3)] == [24, 20, 7]
+    assert close(context.decode([Span(1, text[20:24], 4)]), expected)
+    context.truncate(0, 3)  # shared cells stay with the others
+    assert close(context.decode([Span(2, text[7:24], 4)]), expected)
+    context.truncate(1, 20)
+    assert close(context.decode([Span(1, text[20:24], 4)]), expected)
+    context.copy(1, 0, 0)
+    assert context.length(0) == 0
+
+
+@pytest.mark.model
+def test_sequences_that_add_different_numbers_of_tokens_share_a_pass(context: LlamaContext, text: list[int]) -> None:
+    alone = []
+    for sequence, count in enumerate((1, 4, 9)):
+        alone.append(context.decode([Span(sequence, text[sequence : sequence + count], 1)])[0].copy())
+    for sequence in range(3):
+        context.truncate(sequence, 0)
+    spans = [Span(sequence, text[sequence : sequence + count], 1) for sequence, count in enumerate((1, 4, 9))]
+    assert close(context.decode(spans), np.array(alone))
 
 
 @pytest.mark.model

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from localspec.batch import BatchSettings, FileOutput, PromptFile, RowDefaults, Summary, run_batch
-from localspec.batch._pending import BatchAnswer, BatchRequest
 from localspec.batch.identity import PairFingerprint
+from localspec.batching import BatchAnswer, BatchRequest
 from localspec.errors import ContextOverflowError
 from localspec.generation import Stats
 from localspec.sampling import SamplingParams
@@ -60,7 +60,7 @@ class FakePool:
         pause_s: float = 0.0,
         on_answer: Callable[[BatchAnswer], None] = lambda answer: None,
     ) -> None:
-        self._parallel = parallel
+        self.parallel = parallel
         self._random = None if order is None else random.Random(order)
         self._slow = set(slow)
         self._pause_s = pause_s
@@ -76,7 +76,7 @@ class FakePool:
             for request in waiting:
                 running.append((number, request))
                 number += 1
-                if len(running) == self._parallel:
+                if len(running) == self.parallel:
                     break
             if not running:
                 return

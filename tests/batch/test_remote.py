@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from localspec.batch._pending import BatchAnswer
 from localspec.batch.remote import RayPool, load_ray
+from localspec.batching import BatchAnswer
 from localspec.errors import EvaluationError, InvalidOptionError, ModelNotFoundError
 from tests.batch.fakes import FakePool, run
 
@@ -136,7 +136,7 @@ def test_a_machine_with_too_few_cpus_is_no_place(opened):
 
 
 def test_answers_carry_the_request_they_belong_to(opened, files):
-    from localspec.batch._pending import BatchRequest
+    from localspec.batching import BatchRequest
     from tests.batch.fakes import PARAMS
 
     requests = [BatchRequest(id=str(i), prompt="x", params=PARAMS, seed=i) for i in range(9)]

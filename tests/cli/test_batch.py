@@ -192,7 +192,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(pool, files, capf
 
     pool._on_answer = interrupt
     pool._random = None
-    pool._parallel = 1
+    pool.parallel = 1
     assert batch("prompts.jsonl", "-o", "answers.jsonl") == 130
     assert "2 of 3 rows are done and kept in answers.jsonl; the same command goes on" in capfd.readouterr().err
     assert len(records(files / "answers.jsonl")) == 2
