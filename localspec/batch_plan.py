@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 
 from localspec.adaptive import UNCALIBRATED, Guard, RunningRatio
 from localspec.backend import Context
@@ -172,7 +173,7 @@ def throughput(costs: BatchCosts, accepted: Sequence[float], parallel: int, num_
     """Return predicted tokens per second of ``parallel`` sequences that draft ``num_draft_tokens`` each."""
     tail = accepted[-1] / accepted[-2] if len(accepted) > 1 and accepted[-2] > 0 else 0.0
     chances = [*accepted, *(accepted[-1] * tail**i for i in range(1, num_draft_tokens + 1))][: num_draft_tokens + 1]
-    expected = [sum(chances[: i + 1]) for i in range(len(chances))]
+    expected = list(accumulate(chances))
     return parallel * expected[-1] / costs.step_s(parallel, expected)
 
 
@@ -194,16 +195,18 @@ class BatchPolicy:
     Args:
         costs: measured.
         accepted: S_0, S_1, … as expected beforehand.
-        plan: what was chosen; its γ is the first one.
+        plan: what was chosen; if its γ is 0, nothing is ever drafted.
         learns: False keeps to expectations and ignores the clock.
     """
 
     def __init__(self, costs: BatchCosts, accepted: Sequence[float], plan: BatchPlan, *, learns: bool = True) -> None:
         self._costs = costs
         self._accepted = tuple(accepted)
+        # Without drafts from the beginning the draft has read nothing, and reading it all for a last few tokens
+        # would take longer than they do.
+        self._drafts = bool(plan.num_draft_tokens)
         self._learns = learns
-        # One slow step costs as many plain tokens as sequences wait for it.
-        self.guard = Guard(credit=8.0 * plan.parallel, pause_tokens=256 * plan.parallel)
+        self.guard = Guard()  # in tokens of one sequence
         self._ratio = RunningRatio(50.0, 50.0, 0.998)
         self._length = FixedPolicy(0)
         self._outcomes: list[StepOutcome] = []
@@ -224,7 +227,7 @@ class BatchPolicy:
 
     def begin(self, num_sequences: int) -> None:
         """Decide on the length for a step of so many sequences."""
-        allowed = not self._learns or self.guard.allows
+        allowed = self._drafts and (not self._learns or self.guard.allows)
         self._length = FixedPolicy(self._best(num_sequences, round(self._ratio.value, 2)) if allowed else 0)
 
     def end(self, num_sequences: int, *, reading: bool) -> None:
@@ -240,13 +243,16 @@ class BatchPolicy:
             together = StepOutcome(
                 num_drafted=sum(o.num_drafted for o in outcomes),
                 num_accepted=sum(o.num_accepted for o in outcomes),
-                num_emitted=sum(o.num_emitted for o in outcomes),
+                num_emitted=sum(o.num_emitted for o in outcomes) / len(outcomes),
                 depth=max(o.depth for o in outcomes),
                 draft_s=min(o.draft_s for o in outcomes),  # without what the draft read of someone's prompt
                 verify_s=outcomes[0].verify_s,
                 sampling_s=sum(o.sampling_s for o in outcomes),
             )
-            self.guard.observe(together, self._costs.step_s(num_sequences, (1.0,)) / num_sequences)
+            plain_s = self._costs.step_s(num_sequences, (1.0,))
+            expected = list(accumulate(self._accepted[: self._length.limit + 1]))
+            usual_s = self._costs.step_s(num_sequences, expected)
+            self.guard.observe(together, plain_s, usual_s * self.guard.pace)
 
     def _conditional(self, position: int) -> float:
         """Return the expected acceptance of a position all before which were accepted."""

@@ -12,8 +12,9 @@ from localspec.encoding import Prompt, PromptEncoder
 from localspec.errors import LocalspecError
 from localspec.generation import Request
 from localspec.policy import Policy
-from localspec.sampling import Rule, SamplingParams, check_rule, check_seed, draft_params, record_seed
-from localspec.tuning import PolicyName
+from localspec.profile import Profile
+from localspec.sampling import Rule, SamplingParams, check_rule, check_seed, record_seed
+from localspec.tuning import PolicyName, draft_sampling
 
 __all__ = ["Batch", "BatchAnswer", "BatchOptions", "BatchProgress", "BatchRequest", "Job", "JobPreparer"]
 
@@ -30,7 +31,7 @@ class BatchRequest:
         seed: of the noise, in place of the derived one.
         stop: strings that end the answer and are not part of it.
         rule: "block", "token" or "coupled"; default the batch's.
-        draft_temperature: the draft's, where it shall not be the target's.
+        draft_temperature: the draft's; default the target's, or what calibration found to agree with it better.
         raw: take the text as it is, without the chat template.
         special: with ``raw``, let control markers become control tokens.
     """
@@ -132,21 +133,25 @@ class JobPreparer:
         default_params: for records that have none.
         context: tokens that prompt and answer share.
         policy_for: returns the policy for sampling parameters.
+        profile: of the pair, if there is one.
     """
 
     def __init__(
         self,
         encoder: PromptEncoder,
         vocabulary: Vocabulary,
+        *,
         default_params: SamplingParams,
         context: int,
         policy_for: Callable[[SamplingParams], Policy],
+        profile: Profile | None,
     ) -> None:
         self._encoder = encoder
         self._vocabulary = vocabulary
         self._default_params = default_params
         self._context = context
         self._policy_for = policy_for
+        self._profile = profile
 
     def jobs(self, records: Iterable[BatchRequest], options: BatchOptions) -> Iterator[Job | BatchAnswer]:
         """Yield a job or an answer for each record, taken when it is asked for."""
@@ -160,15 +165,16 @@ class JobPreparer:
 
     def _job(self, record: BatchRequest, index: int, options: BatchOptions) -> Job:
         params = self._default_params if record.params is None else record.params
+        rule = options.rule if record.rule is None else check_rule(record.rule)
         transcript = Transcript(self._vocabulary, record.stop)
         request = Request(
             prompt=self._encoder.encode(record.prompt, raw=record.raw, special=record.special),
             params=params,
             max_tokens=self._context if record.max_tokens is None else record.max_tokens,
             seed=record_seed(options.seed, record.id) if record.seed is None else check_seed(record.seed),
-            rule=options.rule if record.rule is None else check_rule(record.rule),
+            rule=rule,
             policy=self._policy_for(params),
-            draft_params=None if record.draft_temperature is None else draft_params(params, record.draft_temperature),
+            draft_params=draft_sampling(self._profile, params, rule=rule, temperature=record.draft_temperature),
             watch=transcript.watch,
         )
         return Job(record, index, request, transcript)

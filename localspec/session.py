@@ -38,10 +38,10 @@ from localspec.loading import LoadedPair, check_parallel, load_models, max_paral
 from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy, check_num_draft_tokens
 from localspec.profile import Profile
-from localspec.sampling import SamplingParams, check_rule, check_seed, draft_params, fresh_seed
+from localspec.sampling import SamplingParams, check_rule, check_seed, fresh_seed
 from localspec.scheduling import Scheduler
 from localspec.text import ChatTemplate, Message, template_source
-from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
+from localspec.tuning import PolicyName, RoughProfile, draft_sampling, measure_roughly, policy_for
 
 __all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
@@ -147,7 +147,7 @@ class Session:
                 measured for a second at the first use.
             rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
                 drafts (``docs/seeds.md``).
-            draft_temperature: the draft's, where it shall not be the target's.
+            draft_temperature: the draft's; default the target's, or what calibration found to agree with it better.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
@@ -168,7 +168,7 @@ class Session:
             seed=fresh_seed() if seed is None else check_seed(seed),
             rule=check_rule(rule),
             policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
-            draft_params=None if draft_temperature is None else draft_params(params, draft_temperature),
+            draft_params=draft_sampling(self.pair.profile.profile, params, rule=rule, temperature=draft_temperature),
             watch=transcript.watch,
             progress=progress,
         )
@@ -252,7 +252,14 @@ class Session:
             def policy_for(params: SamplingParams) -> Policy:
                 return shared or self._policy(options.num_draft_tokens, options.policy, params, nullcontext())
 
-            preparer = JobPreparer(self._encoder, self.vocabulary, self.default_params, self.context, policy_for)
+            preparer = JobPreparer(
+                self._encoder,
+                self.vocabulary,
+                default_params=self.default_params,
+                context=self.context,
+                policy_for=policy_for,
+                profile=self.pair.profile.profile,
+            )
             jobs = preparer.jobs(chain(first, requests), options)
             scheduler = Scheduler(
                 self.engine, jobs, parallel=counts.plan.parallel, counts=counts, policy=shared, progress=progress

@@ -18,7 +18,7 @@ from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, Policy
 from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, predicted_speedups
 from localspec.registry import cache_dir
-from localspec.sampling import SamplingParams
+from localspec.sampling import SamplingParams, draft_params
 
 __all__ = [
     "POOLED",
@@ -27,6 +27,7 @@ __all__ = [
     "ProfileLookup",
     "RoughProfile",
     "agreements_at",
+    "draft_sampling",
     "look_up_profile",
     "measure_roughly",
     "policy_for",
@@ -176,6 +177,19 @@ def policy_for(
 def _limited(costs: _Costs, max_draft_tokens: int) -> _Costs:
     costs.max_draft_tokens = min(costs.max_draft_tokens, max_draft_tokens)
     return costs
+
+
+def draft_sampling(
+    profile: Profile | None, params: SamplingParams, *, rule: str, temperature: float | None
+) -> SamplingParams | None:
+    """Return how draft laws are made if not as the target's: at ``temperature``, or at what calibration found better.
+
+    Raises:
+        InvalidOptionError: it is no temperature.
+    """
+    if temperature is None and profile is not None and rule != "coupled":  # for which calibration measures nothing
+        temperature = profile.draft_temperature(params.temperature)
+    return None if temperature is None else draft_params(params, temperature)
 
 
 def agreements_at(profile: Profile, temperature: float) -> list[KindAgreement]:

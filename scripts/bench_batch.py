@@ -5,8 +5,9 @@
 
 Every side generates the same records greedily, several at a time; its throughput is emitted tokens per second of
 the whole, prompts included. The sides take turns, and ratios are made trial by trial. llama-server gets the same
-token ids as prompts, as many slots as the automatic choice runs sequences, all requests at once, and no cache between
-trials; it runs plainly and, as another side, with the draft.
+token ids as prompts, as many slots as the automatic choice runs sequences, and all requests at once; it runs plainly
+and, as another side, with the draft. Each trial has a system text of its own, so that nobody answers from what an
+earlier trial left in a cache; within a trial it may be shared.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -60,20 +62,19 @@ def main() -> int:
 def bench(pair: str, options: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         session = stack.enter_context(localspec.load_pair(pair, context=options.context))
-        records = prompts(options)
         plan: dict[str, Any] = {}
         sides: dict[str, Side] = {
-            f"B={b} gamma={g}": ours(session, records, {}, parallel=b, num_draft_tokens=g)
+            f"B={b} gamma={g}": ours(session, options, {}, parallel=b, num_draft_tokens=g)
             for b in options.parallel
             for g in options.gamma
         }
-        sides["auto"] = ours(session, records, plan)
-        sides["auto"]()  # chooses, and makes room for as many sequences
+        ours(session, options, plan)()  # chooses, and makes room for as many sequences
+        sides["auto"] = ours(session, options, plan)
         cells = list(sides)
         if options.llama_server:
             for draft in (False, True):
                 url = stack.enter_context(server(options, session, plan["parallel"], draft=draft))
-                sides["llama-server" + " with draft" * draft] = theirs(url, session, records)
+                sides["llama-server" + " with draft" * draft] = theirs(url, session, options)
         speeds = take_turns(sides, options.trials)
     best = max((name for name in cells if name != "auto"), key=lambda name: statistics.median(speeds[name]))
     found: dict[str, Any] = {"auto": plan, "tokens/s": {name: Spread.of(values) for name, values in speeds.items()}}
@@ -88,8 +89,9 @@ def bench(pair: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def prompts(options: argparse.Namespace) -> list[BatchRequest]:
+def prompts(options: argparse.Namespace, trial: int) -> list[BatchRequest]:
     """Return records of all kinds of text under one system text."""
+    system = f"Trial {trial}. {SYSTEM}"
     built_in = built_in_prompts()
     kinds = list(dict.fromkeys(prompt.kind for prompt in built_in))
     by_kind = [[p.content for p in built_in if p.kind == kind] for kind in kinds]
@@ -99,7 +101,7 @@ def prompts(options: argparse.Namespace) -> list[BatchRequest]:
     return [
         BatchRequest(
             id=str(i),
-            prompt=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": texts[i % len(texts)]}],
+            prompt=[{"role": "system", "content": system}, {"role": "user", "content": texts[i % len(texts)]}],
             params=GREEDY,
             max_tokens=options.tokens,
         )
@@ -107,10 +109,13 @@ def prompts(options: argparse.Namespace) -> list[BatchRequest]:
     ]
 
 
-def ours(session: Any, records: list[BatchRequest], plan: dict[str, Any], **options: Any) -> Side:
+def ours(session: Any, options: argparse.Namespace, plan: dict[str, Any], **choice: Any) -> Side:
+    turn = count()
+
     def side() -> float:
+        records = prompts(options, next(turn))
         started = perf_counter()
-        batch = session.generate_batch(records, seed=1, **options)
+        batch = session.generate_batch(records, seed=1, **choice)
         for answer in batch:
             if answer.error is not None:
                 raise answer.error
@@ -154,17 +159,8 @@ def server(options: argparse.Namespace, session: Any, parallel: int, *, draft: b
         process.wait()
 
 
-def theirs(url: str, session: Any, records: list[BatchRequest]) -> Side:
-    bodies = [
-        {
-            "prompt": session.encode(record.prompt),
-            "n_predict": record.max_tokens,
-            "temperature": 0,
-            "top_k": 1,
-            "cache_prompt": True,  # within a trial the system text may be shared, as it is with us
-        }
-        for record in records
-    ]
+def theirs(url: str, session: Any, options: argparse.Namespace) -> Side:
+    turn = count()
 
     def post(body: Mapping[str, Any]) -> int:
         data = json.dumps(body).encode()
@@ -173,13 +169,16 @@ def theirs(url: str, session: Any, records: list[BatchRequest]) -> Side:
             return int(json.load(answer)["tokens_predicted"])
 
     def side() -> float:
-        for slot in range(64):  # what an earlier trial left in the slots would be read from there
-            try:
-                urllib.request.urlopen(
-                    urllib.request.Request(f"{url}/slots/{slot}?action=erase", b"", method="POST"), timeout=60
-                )
-            except urllib.error.URLError:
-                break
+        bodies = [
+            {
+                "prompt": session.encode(record.prompt),
+                "n_predict": record.max_tokens,
+                "temperature": 0,
+                "top_k": 1,
+                "cache_prompt": True,
+            }
+            for record in prompts(options, next(turn))
+        ]
         started = perf_counter()
         with ThreadPoolExecutor(len(bodies)) as pool:
             tokens = sum(pool.map(post, bodies))

@@ -210,6 +210,15 @@ def test_fewer_sequences_draft_more() -> None:
     assert shared.num_draft_tokens >= 3
 
 
+def test_a_plan_without_drafts_stays_without() -> None:
+    """The draft has read nothing when the last few sequences are left."""
+    model = costs(STEP)
+    shared = BatchPolicy(model, ACCEPTED, choose_batch(model, ACCEPTED, parallel=8), learns=False)
+    for num_sequences in (8, 2, 1):
+        shared.begin(num_sequences)
+        assert shared.num_draft_tokens == 0
+
+
 def test_it_learns_what_is_accepted() -> None:
     shared = policy()
     steps(shared, 2, 0.0, 1.0)

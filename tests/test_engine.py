@@ -423,6 +423,21 @@ def test_a_prompt_is_read_a_chunk_at_a_time_beside_others() -> None:
     assert draft.passes == passes + 2
 
 
+def test_prompts_together_are_a_chunk_of_a_pass() -> None:
+    target = FakeContext(TARGET, num_sequences=3, chunk=8)
+    together = Engine(target, None, ends_generation=lambda token: token == END)
+    prompts = ([1] * 11, [2] * 9, [3] * 3)
+    running = [together.start(request(prompt, max_tokens=1), sequence) for sequence, prompt in enumerate(prompts)]
+    sizes = []
+    while running:
+        before = target.tokens_read
+        together.step(running)
+        sizes.append(target.tokens_read - before)
+        running = [g for g in running if g.finish_reason is None]
+    assert max(sizes) <= 8
+    assert sum(sizes) == sum(map(len, prompts))
+
+
 def test_a_bad_row_ends_its_own_sequence_only() -> None:
     bad = [1, 1, 2]
     target = FakeContext(

@@ -43,7 +43,7 @@ class MeasuredPolicy:
         self._policy = policy
         self._plain = plain
         self._planned = 0
-        self._emitted = 0
+        self._emitted = 0.0
         self._drafted = 0
         self._spent_s = 0.0
 
