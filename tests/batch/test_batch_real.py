@@ -61,7 +61,7 @@ def test_every_bad_row_in_one_file(models, tmp_path):
         if "error" in record:
             assert record["error"]["message"].startswith(f"line {record['line']}: ")
         else:
-            assert 1 <= len(record["tokens"]) <= 5
+            assert 1 <= len(record["tokens"]) <= (5 if record["id"] != "huge" else 512)
     assert f"{len(GOOD)} answers, {17 - len(GOOD)} errors" in done.stderr
     again = localspec(prompts, "-o", output, *options)
     assert (again.returncode, again.stdout) == (3, "")

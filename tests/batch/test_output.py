@@ -86,7 +86,7 @@ def test_a_file_cut_anywhere_is_completed(path):
 
 
 @pytest.mark.parametrize(
-    "tail", [b"\0" * 30, b"\0" * 30 + b"\n", b"{}\n", b'{"line": "x"}\n', b'{"line": 2}\n', b"\n"]
+    "tail", [b"\0" * 500, b"\0" * 500 + b"\n", b"{}\n", b'{"line": "x"}\n', b'{"line": 2}\n', b"\n"]
 )
 def test_a_last_line_that_is_none_is_cut_off(tail, path):
     write(path, [1, 2], finish=False)

@@ -81,6 +81,23 @@ def test_a_slow_row_holds_nothing_up(tmp_path, output):
     assert [record["line"] for record in records(output)] == list(range(1, 31))
 
 
+def test_what_counts_is_synced(tmp_path, output, monkeypatch):
+    """A line that only the system's memory holds is lost with the power."""
+    real, synced = os.fsync, [0]
+
+    def fsync(descriptor):
+        real(descriptor)
+        if output.exists() and os.path.samestat(os.fstat(descriptor), output.stat()):
+            synced[0] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sizes = []
+    rows = [*numbered(5), {"prompt": 5}]
+    run(prompts(tmp_path, rows), output, watch=lambda tally: sizes.append((synced[0], output.stat().st_size)))
+    assert len(sizes) == 6
+    assert all(on_disk == written for on_disk, written in sizes)
+
+
 def test_a_finished_batch_has_nothing_left_to_do(tmp_path, output):
     path = prompts(tmp_path, numbered(5))
     run(path, output)
