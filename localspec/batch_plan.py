@@ -177,12 +177,15 @@ def throughput(costs: BatchCosts, accepted: Sequence[float], parallel: int, num_
     return parallel * expected[-1] / costs.step_s(parallel, expected)
 
 
-def best_length(costs: BatchCosts, accepted: Sequence[float], parallel: int) -> int:
-    """Return the γ of the largest throughput, and 0 where speculation does not clearly gain."""
+def best_length(costs: BatchCosts, accepted: Sequence[float], parallel: int, *, pace: float = 1.0) -> int:
+    """Return the γ of the largest throughput, and 0 where speculation does not clearly gain.
+
+    ``pace`` is what steps that draft take, relative to their predicted cost.
+    """
     if costs.draft is None:
         return 0
     limit = min(len(accepted) - 1, _MAX_DRAFT_TOKENS, max(1, _MAX_PASS // parallel) - 1)
-    rates = [throughput(costs, accepted, parallel, gamma) for gamma in range(limit + 1)]
+    rates = [throughput(costs, accepted, parallel, gamma) / (pace if gamma else 1.0) for gamma in range(limit + 1)]
     best = max(range(limit + 1), key=rates.__getitem__)
     return best if rates[best] >= _WORTHWHILE * rates[0] else 0
 
@@ -208,6 +211,7 @@ class BatchPolicy:
         self._learns = learns
         self.guard = Guard()  # in tokens of one sequence
         self._ratio = RunningRatio(50.0, 50.0, 0.998)
+        self._pace = RunningRatio(4.0, 4.0, 0.95)  # of steps that draft by the clock, relative to plain ones
         self._length = FixedPolicy(0)
         self._outcomes: list[StepOutcome] = []
         self._best = lru_cache(maxsize=256)(self._best_length)
@@ -228,7 +232,8 @@ class BatchPolicy:
     def begin(self, num_sequences: int) -> None:
         """Decide on the length for a step of so many sequences."""
         allowed = self._drafts and (not self._learns or self.guard.allows)
-        self._length = FixedPolicy(self._best(num_sequences, round(self._ratio.value, 2)) if allowed else 0)
+        ratio, pace = round(self._ratio.value, 2), round(self._pace.value, 1)
+        self._length = FixedPolicy(self._best(num_sequences, ratio, pace) if allowed else 0)
 
     def end(self, num_sequences: int, *, reading: bool) -> None:
         """Learn from the step that ``begin`` began; one that read a prompt says nothing of time."""
@@ -251,16 +256,19 @@ class BatchPolicy:
             )
             plain_s = self._costs.step_s(num_sequences, (1.0,))
             expected = list(accumulate(self._accepted[: self._length.limit + 1]))
-            usual_s = self._costs.step_s(num_sequences, expected)
-            self.guard.observe(together, plain_s, usual_s * self.guard.pace)
+            usual_s = self._costs.step_s(num_sequences, expected) * self.guard.pace
+            if together.num_drafted:
+                self._pace.add_ratio((together.draft_s + together.verify_s + together.sampling_s) / usual_s)
+                usual_s *= self._pace.value
+            self.guard.observe(together, plain_s, usual_s)
 
     def _conditional(self, position: int) -> float:
         """Return the expected acceptance of a position all before which were accepted."""
         before, after = self._accepted[min(position, len(self._accepted) - 2) :][:2]
         return after / before if before > 0 else 0.0
 
-    def _best_length(self, num_sequences: int, ratio: float) -> int:
+    def _best_length(self, num_sequences: int, ratio: float, pace: float) -> int:
         chances = [1.0]
         for i in range(len(self._accepted) - 1):
             chances.append(chances[-1] * min(1.0, ratio * self._conditional(i)))
-        return best_length(self._costs, chances, num_sequences)
+        return best_length(self._costs, chances, num_sequences, pace=pace)

@@ -234,11 +234,26 @@ def test_it_learns_what_is_accepted() -> None:
 
 
 def test_the_clock_stops_what_loses() -> None:
+    """Everything is accepted, and steps that draft still take many times what the curves say."""
     shared = policy()
     steps(shared, 2, 0.0, 1.0)
-    steps(shared, 20, 1.0, 9.0)  # everything accepted, and still slower than the curves say
+    tried = 0
+    for _ in range(40):
+        shared.begin(2)
+        tried += shared.num_draft_tokens > 0
+        steps(shared, 1, 1.0, 9.0 if shared.num_draft_tokens else 1.0)
+    assert 0 < tried <= 12
     shared.begin(2)
     assert shared.num_draft_tokens == 0
+
+
+def test_what_the_guard_alone_sees() -> None:
+    """Steps a fifth dearer than the curves say, with less accepted than pays for it."""
+    shared = policy()
+    shared._best = lambda num_sequences, ratio, pace: 3
+    steps(shared, 2, 0.0, 1.0)
+    for _ in range(30):
+        steps(shared, 1, 0.0, 1.4)
     assert not shared.guard.allows
 
 
