@@ -42,9 +42,9 @@ class ParallelType(click.ParamType[int | None]):
             number = int(value)
         except ValueError:
             self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
-        if number < 1:
-            raise InvalidOptionError(f"parallel is {number}; use 1 or more, or auto")
-        return number
+        from localspec.loading import check_parallel
+
+        return check_parallel(number)
 
 
 @click.command()
@@ -203,9 +203,7 @@ def _drafting(values: dict[str, Any]) -> Drafting:
     return (*((name, values[name]) for name in names), ("template", template))
 
 
-def _settings(
-    values: dict[str, Any], pool: Pool, drafting: tuple[tuple[str, str | int | None], ...]
-) -> BatchSettings:
+def _settings(values: dict[str, Any], pool: Pool, drafting: Drafting) -> BatchSettings:
     from localspec.batch import BatchSettings, RowDefaults
 
     params = sampling_params(values, pool.default_params)

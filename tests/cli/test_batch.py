@@ -151,6 +151,7 @@ def test_a_template_file_is_known_by_its_content(pool, files, capfd):
         (["prompts.jsonl", "-o", "."], "must be a file"),
         (["prompts.jsonl", "-o", "missing/a.jsonl"], "must be a file"),
         (["prompts.jsonl", "--parallel", "0"], "parallel is 0"),
+        (["prompts.jsonl", "--parallel", "65"], "parallel is 65"),
         (["prompts.jsonl", "--parallel", "many"], "neither auto nor a whole number"),
         (["prompts.jsonl", "--max-errors", "0"], "--max-errors"),
         (["prompts.jsonl", "--temperature", "-1"], "temperature is -1"),
