@@ -40,6 +40,7 @@ class Report:
         torn: how often the last line was cut short.
         equal: rows with the tokens of the run that was left alone.
         near_ties: rows that first differ where the noise of the logits decides.
+        margins: of these and of the problems: how far apart the two tokens were, and the noise.
         problems: broken promises.
     """
 
@@ -49,6 +50,7 @@ class Report:
     torn: int = 0
     equal: int = 0
     near_ties: int = 0
+    margins: list[tuple[float, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -96,8 +98,8 @@ def make_rows(count: int) -> Any:
 def command(options: argparse.Namespace, prompts: Path, output: Path) -> list[str]:
     models = ["--target", options.target, "--draft", options.draft, "--ctx", "256", "--threads", options.threads]
     how = ["--parallel", options.parallel, "--gamma", options.gamma, "--seed", "1"]
-    # Only temperature shapes the laws, so that a near-tie can be measured without building one.
-    laws = ["--top-k", "0", "--top-p", "1", "--min-p", "0", "--max-tokens", str(options.max_tokens)]
+    # Cuts that hardly ever move a token in or out, so that a near-tie can be measured without building a law.
+    laws = ["--top-k", "40", "--top-p", "1", "--min-p", "0", "--max-tokens", str(options.max_tokens)]
     run = [sys.executable, "-m", "localspec", "batch", str(prompts), "-o", str(output)]
     return [*run, *models, *how, *laws]
 
@@ -162,15 +164,18 @@ def compare(options: argparse.Namespace, rows: list[Any], killed: Any, alone: An
             one, other = alone[row["id"]], killed[row["id"]]
             margin, noise = near_tie(context, session.encode(row["prompt"]), row, one, other["tokens"])
             report.near_ties += margin <= 2 * noise
+            report.margins.append((round(margin, 4), round(noise, 4)))
             if margin > 2 * noise:
                 report.problems.append(f"{row['id']} differs by {margin:.3f} where the noise is {noise:.3f}")
         context.close()
 
 
 def near_tie(context: Any, prompt: list[int], row: Any, one: Any, other: list[int]) -> tuple[float, float]:
-    """Return how far apart the first two tokens that differ are, and the noise of the row they come from: logits."""
+    """Return how far apart the first two tokens that differ are, and the noise of the row they come from: logits.
+
+    The noise is between passes of several sizes, over the prompt as well: a batch reads it together with others.
+    """
     from localspec.backend import Span
-    from localspec.drafters import read_ahead
     from localspec.sampling import PositionNoise
 
     plain = one["tokens"]
@@ -179,7 +184,6 @@ def near_tie(context: Any, prompt: list[int], row: Any, one: Any, other: list[in
     found = []
     for size in (1, 2, 3, 8, 12, 32):
         context.truncate(0, 0)
-        read_ahead(context, 0, prompt[:-1])
         while (held := context.length(0)) < len(prefix):
             tokens = prefix[held : held + size]
             padding = [tokens[-1]] * min(size - len(tokens), context.capacity - held - len(tokens))

