@@ -12,7 +12,7 @@ from localspec.errors import ContextOverflowError, PromptError
 from localspec.registry.partial import write_atomically
 from localspec.text import Message
 
-__all__ = ["Conversation", "Turn", "load_conversation", "read_messages", "save_conversation"]
+__all__ = ["Conversation", "Turn", "load_conversation", "parse_messages", "read_messages", "save_conversation"]
 
 _FORMAT = "localspec conversation"
 _VERSION = 1
@@ -174,7 +174,15 @@ def read_messages(path: Path | None, text: str | None = None) -> list[Message]:
         OSError: the file cannot be read.
     """
     name = path or "standard input"
-    document = _read_json(path) if path else _parse(text or "", "standard input")
+    return parse_messages(_read_json(path) if path else _parse(text or "", name), name)
+
+
+def parse_messages(document: Any, name: object) -> list[Message]:
+    """Take messages out of parsed JSON of either form that ``read_messages`` knows; ``name`` is for messages.
+
+    Raises:
+        PromptError: there are none, or one is no message.
+    """
     messages = [_message(entry, i, name) for i, entry in enumerate(_entries(document, name), 1)]
     if not messages:
         raise PromptError(f"{name} holds no messages; give at least one")

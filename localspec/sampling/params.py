@@ -115,7 +115,7 @@ class SamplingParams:
             )
         if self.penalty_last_n == 0 and self.penalises:
             raise InvalidOptionError("penalties that look at the last 0 tokens do nothing; set penalty_last_n")
-        if self.sampler_order not in _STAGES:
+        if self.sampler_order not in list(_STAGES):  # what cannot be hashed is no order either
             raise InvalidOptionError(f"sampler_order is {self.sampler_order!r}; use one of {', '.join(_STAGES)}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "banned", _ids("banned", self.banned))
@@ -184,7 +184,7 @@ def draft_params(params: SamplingParams, temperature: float) -> SamplingParams:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite int or float (bool is not)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _is_count(value: object) -> TypeGuard[int]:
