@@ -107,7 +107,7 @@ def _settings(temperature: float) -> tuple[_Setting, ...]:
     penalised = SamplingParams(
         temperature=temperature, top_k=KEPT, repetition_penalty=1.2, presence_penalty=0.8, penalty_last_n=None
     )
-    hotter = SamplingParams(temperature=1.5 * temperature, top_k=KEPT)
+    hotter = SamplingParams(temperature=min(1.5 * temperature, 1e6), top_k=KEPT)
     return (
         _Setting("plain", plain, plain, FixedPolicy(_DRAFTED)),
         _Setting("penalties, hotter draft", penalised, hotter, _WhileSure()),

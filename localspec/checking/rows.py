@@ -64,7 +64,7 @@ class RecordedRows:
         kept = found[:_NODES]
         first = np.full((1, _SIZE), -np.inf, np.float32)
         first[0, START] = 0.0
-        p_rows, q_rows = (np.concatenate([first, *(entry[1][i][None] for entry in kept)]) for i in (1, 2))
+        p_rows, q_rows = (np.concatenate([first, *(entry[1][i][None] for entry in kept)]) for i in (0, 1))
         return cls(p_rows, q_rows, float(np.mean([entry[0] for entry in kept])))
 
     def after(self, place: int, symbol: int) -> int:

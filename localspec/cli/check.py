@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +14,6 @@ from localspec.cli.running import open_session, progress_bar, say
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from localspec.checking.findings import Finding, Report
 
 __all__ = ["check"]
@@ -41,7 +40,7 @@ _WIDTH = 100
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 @click.pass_context
 def check(
-    ctx: click.Context, gamma: int, prompts: str | None, budget: str, seed: int, as_json: bool, **values: Any
+    ctx: click.Context, /, gamma: int, prompts: str | None, budget: str, seed: int, as_json: bool, **values: Any
 ) -> None:
     """Check on this machine that speculation with a pair leaves the target's law as it is.
 
@@ -84,12 +83,9 @@ _MODEL_OPTIONS = ("pair", "target", "draft", "context", "threads", "template")
 
 
 def _prompts(name: str) -> Any:
-    from pathlib import Path
-
     from localspec.calibration.prompts import read_prompts
 
-    path: Path = Path(name)
-    return read_prompts(path)
+    return read_prompts(Path(name))
 
 
 def _print(finding: Finding) -> None:
