@@ -87,7 +87,10 @@ class Guard:
     def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
         """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
-        if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
+        # Some time in the drafter and nothing drafted: it ran and drew nothing. Before anything was allowed it cannot
+        # have run, and with a tiny model the call alone is that much of a pass.
+        ran = self._plain_steps >= 2 and outcome.draft_s >= 0.01 * outcome.verify_s
+        if outcome.num_drafted == 0 and not ran:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             self._plain.add(spent_s, plain_cost_s)

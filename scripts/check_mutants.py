@@ -4,6 +4,7 @@
 
 Every mutant is a substitution in the source; it fails loudly when the line it changes is no longer there. Prints
 which part caught which mutant, and leaves with 1 if one is missed, or if the unbroken build does not pass.
+A run over all of them writes benchmarks/mutants.json.
 """
 
 from __future__ import annotations
@@ -253,14 +254,18 @@ def main() -> int:
     options = parser.parse_args()
     arguments = ["--pair", options.pair, "--budget", options.budget]
     chosen = [m for m in MUTANTS if not options.names or any(name in m.name for name in options.names)]
-    missed = []
+    missed, results = [], {}
     unbroken = failed_parts(None, arguments)
     print(f"{'unbroken':<42} {'passes' if not unbroken else 'FAILS: ' + ', '.join(unbroken)}", flush=True)
     for mutant in chosen:
         failed = failed_parts(mutant, arguments)
         caught = bool(set(failed) & set(mutant.caught_by))
         missed += [] if caught else [mutant.name]
+        results[mutant.name] = failed
         print(f"{mutant.name:<42} {', '.join(failed) or 'passes'}{'' if caught else '   MISSED'}", flush=True)
+    if not options.names:
+        record = {"pair": options.pair, "budget": options.budget, "unbroken": unbroken, "mutants": results}
+        (ROOT / "benchmarks" / "mutants.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if missed:
         print(f"missed, or not caught where they should be: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed or unbroken else 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from localspec.adaptive import AdaptivePolicy
+from localspec.adaptive import AdaptivePolicy, Guard
 from localspec.confidence import ConfidenceModel
 from localspec.policy import FixedPolicy, Policy, StepOutcome
 
@@ -169,3 +169,14 @@ def test_decisions_never_see_a_drawn_token() -> None:
         "runs",
         "spent_s",
     }
+
+
+def test_a_model_so_small_that_calls_take_as_long_as_passes() -> None:
+    """Steps that ask a drafter which then does not run count as plain ones, however long the asking takes."""
+    guard = Guard()
+    for _ in range(3):
+        outcome = StepOutcome(
+            num_drafted=0, num_accepted=0, num_emitted=1, depth=9, draft_s=1e-5, verify_s=1e-5, sampling_s=0.0
+        )
+        guard.observe(outcome, 1e-5)
+    assert guard.allows

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from localspec.backend import Span
 from localspec.checking.findings import Allowance, Finding
 from localspec.checking.subject import Subject
-from localspec.sampling import SamplingParams
+from localspec.sampling import Rule, SamplingParams
 from localspec.session import GenerationResult, TokenEvent
 
 __all__ = ["check_endings", "contradictions"]
@@ -86,9 +86,9 @@ def _runs(subject: Subject, number: int) -> Iterator[Run]:
     for room in (1, 2, gamma, gamma + 3):
         yield _run(subject, number, greedy, f"context with room for {room}", gamma=gamma, room=room)
     for i, params in enumerate(_ending(subject, number)):
-        for rule in ("block", "token", "coupled"):
-            what = f"end token made likely ({i}), {rule} rule"
-            yield _run(subject, number, params, what, gamma=gamma, rule=rule)
+        rule = get_args(Rule)[(i + number) % len(get_args(Rule))]
+        what = f"end token made likely ({i}), {rule} rule"
+        yield _run(subject, number, params, what, gamma=gamma, rule=rule)
 
 
 def _run(

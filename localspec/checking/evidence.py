@@ -12,7 +12,18 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["STAKES", "Bet", "chi_square_tail", "evidence", "growth", "moments", "pearson", "smallest_shift"]
+__all__ = [
+    "SHIFTS",
+    "STAKES",
+    "Bet",
+    "chi_square_tail",
+    "evidence",
+    "growth",
+    "moments",
+    "pearson",
+    "shifts",
+    "smallest_shift",
+]
 
 Floats = NDArray[np.float64]
 _Outcome = TypeVar("_Outcome", bound=Hashable)
@@ -20,7 +31,21 @@ _Outcome = TypeVar("_Outcome", bound=Hashable)
 STAKES = np.array([sign * stake for stake in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6) for sign in (-1, 1)])
 """λ: each is best against a shift of λ variances; together they cover what 500 to 50,000 tokens can show."""
 
+SHIFTS = ("favoured by the draft", "likely to the target", "likely to the draft")
+"""In words, what the functions f are large for that ``shifts`` returns: where faults of speculation show first."""
+
 _LEAST_EXPECTATION = 10.0
+_LEAST_PROB = 1e-4
+
+
+def shifts(p: Floats, q: Floats) -> tuple[Floats, ...]:
+    """Return the functions f to bet on, [n] each: 1{q > p}, log p and q, scaled to vary by about a half.
+
+    Args:
+        p: target probabilities of n tokens.
+        q: draft probabilities of the same tokens.
+    """
+    return (q > p).astype(np.float64), np.log(np.maximum(p, _LEAST_PROB)) / 4, q
 
 
 def growth(probs: Floats, values: Floats) -> Floats:
@@ -69,6 +94,15 @@ class Bet:
         self.total += excess
         self.variance += variance
         self.count += 1
+
+    def joined(self, other: Bet) -> Bet:
+        """Return the bet on both sequences, one after the other."""
+        return Bet(
+            self.log_capital + other.log_capital,
+            self.total + other.total,
+            self.variance + other.variance,
+            self.count + other.count,
+        )
 
     @property
     def z(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.checking.evidence import Bet, evidence, smallest_shift
+from localspec.checking.evidence import SHIFTS, Bet, evidence, shifts, smallest_shift
 from localspec.checking.findings import Allowance, Finding
 from localspec.checking.ledger import Evaluated, Recorder, Row, read_rows, row_distance, sampled
 from localspec.checking.noise import SAME_ROW, total_variation
@@ -21,8 +21,6 @@ __all__ = ["check_generations"]
 
 Floats = NDArray[np.float64]
 
-_TOKENS = 64
-_SHIFTS = ("favoured by the draft", "likely")
 _RULES: tuple[Rule, ...] = ("block", "token", "coupled")
 
 
@@ -41,20 +39,20 @@ class _Tally:
         problems: what is wrong.
     """
 
-    bets: tuple[Bet, ...] = field(default_factory=lambda: tuple(Bet() for _ in _SHIFTS))
+    bets: tuple[Bet, ...] = field(default_factory=lambda: tuple(Bet() for _ in SHIFTS))
     tokens: int = 0
     coupled: int = 0
     accepted: int = 0
     distances: list[float] = field(default_factory=list)
     variations: list[float] = field(default_factory=list)
-    drift: list[Floats] = field(default_factory=lambda: [np.zeros(2) for _ in _SHIFTS])
+    drift: list[Floats] = field(default_factory=lambda: [np.zeros(2) for _ in SHIFTS])
     problems: list[str] = field(default_factory=list)
 
 
 def check_generations(subject: Subject, allowance: Allowance) -> Finding:
     """Generate through the session as a user would, then read every text again in passes of its own.
 
-    A token has to have the law p that was evaluated for it: that is a bet on f = 1{q̂ > p̂} and f = log p̂, with p̂ and q̂
+    A token has to have the law p that was evaluated for it: that is a bet on f = 1{q̂ > p̂}, log p̂ and q̂, with p̂ and q̂
     from the independent pass of target and draft, and odds that kernel noise cannot touch, since expectations are
     taken under p. And p has to be p̂ up to kernel noise: every row is compared with the independent one. Under the
     coupled rule there is no bet: the token must be the one that the shared noise draws from p.
@@ -89,7 +87,7 @@ def _generate(
             prompt,
             params,
             raw=subject.raw,
-            max_tokens=min(_TOKENS, subject.capacity - len(prompt_tokens)),
+            max_tokens=min(subject.settings.answer_tokens, subject.capacity - len(prompt_tokens)),
             seed=seed,
             num_draft_tokens=gamma,
             rule=rule,
@@ -144,8 +142,7 @@ def _examine(
     p = independent.probs_at(ids)
     q = make_law(q_row[: len(p_row)], params, before).probs_at(ids)
     drawn = int(np.searchsorted(ids, token))
-    shifts = ((q > p).astype(np.float64), np.log(np.maximum(p, 1e-4)) / 4)
-    for bet, drift, values in zip(tally.bets, tally.drift, shifts, strict=True):
+    for bet, drift, values in zip(tally.bets, tally.drift, shifts(p, q), strict=True):
         bet.place(probs, values, drawn)
         mean = float(p @ values) / max(float(p.sum()), 1e-12)
         drift += (values[drawn] - mean, float(p @ (values - mean) ** 2))
@@ -162,18 +159,18 @@ def _support(law: Law) -> tuple[NDArray[np.int64], Floats]:
 def _verdict(tally: _Tally, number: int) -> Finding:
     found = evidence(tally.bets)
     if found >= THRESHOLD:
-        strongest = max(range(len(_SHIFTS)), key=lambda i: float(tally.bets[i].log_capital.max()))
+        strongest = max(range(len(SHIFTS)), key=lambda i: float(tally.bets[i].log_capital.max()))
         more = "more" if tally.bets[strongest].total > 0 else "less"
         tally.problems.append(
-            f"tokens {_SHIFTS[strongest]} come out {more} often than they should (Z {tally.bets[strongest].z:+.1f})"
+            f"tokens {SHIFTS[strongest]} come out {more} often than they should (Z {tally.bets[strongest].z:+.1f})"
         )
-    own = " and ".join(f"{bet.z:+.1f}" for bet in tally.bets)
-    other = " and ".join(f"{total / np.sqrt(variance):+.1f}" for total, variance in tally.drift if variance > 0)
+    own = ", ".join(f"{bet.z:+.1f}" for bet in tally.bets)
+    other = ", ".join(f"{total / np.sqrt(variance):+.1f}" for total, variance in tally.drift if variance > 0)
     shift = smallest_shift(tally.bets[0], len(tally.bets), THRESHOLD)
     summary = (
         f"{tally.tokens} tokens of {number} generations under three rules ({tally.accepted} drafted), read again"
         f" independently: rows differ by up to {max(tally.distances, default=0.0):.2f} standard deviations, laws by"
-        f" {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of 1{{q > p}} and log p {own} (with the"
+        f" {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of 1{{q > p}}, log p and q {own} (with the"
         f" independent p {other}), {tally.coupled} coupled tokens are those of their noise. A shift of {shift:.1%}"
         " towards the draft would be noticed"
     )

@@ -15,7 +15,6 @@ from localspec.sampling import SamplingParams, make_law
 
 __all__ = ["NearTie", "check_greedy", "near_tie"]
 
-_TOKENS = 48
 _MOST_DIFFERENCES = 6  # of one text: beyond, something else is wrong
 
 
@@ -56,7 +55,7 @@ def check_greedy(subject: Subject, allowance: Allowance) -> Finding:
     problems: list[str] = []
     lengths = subject.settings.lengths
     for _, prompt in subject.prompts:
-        plain = _written(subject, prompt, _TOKENS, 0, problems, _Tally())
+        plain = _written(subject, prompt, subject.settings.answer_tokens, 0, problems, _Tally())
         for gamma in lengths:
             _compare(subject, list(prompt), plain, gamma, problems, tally)
         num_prompts += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,13 @@ class Ledger:
         if len(rows) != end:
             self._complain(f"a pass gave {len(rows)} rows of logits where {end} were asked for")
         return rows
+
+    def hold(self, tokens: Sequence[int]) -> None:
+        """Make the first sequence hold exactly ``tokens``, evaluating what it lacks of them."""
+        pairs = zip(self._held[0], tokens, strict=False)
+        self.truncate(0, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if lacking := tokens[self.length(0) :]:
+            self.decode([Span(0, lacking, 0)])
 
     def clear(self) -> None:
         """Empty all sequences, whatever went wrong before."""

@@ -55,19 +55,16 @@ def check_noise(subject: Subject, texts: Sequence[Text], allowance: Allowance) -
 def rows_by_passes(context: Ledger, tokens: Sequence[int], num_rows: int, size: int) -> Row:
     """Return the rows of the last ``num_rows`` tokens, [num_rows, V], read in passes of ``size``.
 
-    The cache is emptied before and after. A last pass that has fewer tokens left is filled up where there is room.
+    A last pass that has fewer tokens left is filled up where there is room.
     """
     first = len(tokens) - num_rows
-    context.truncate(0, 0)
-    if first:
-        context.decode([Span(0, tokens[:first], 0)])
+    context.hold(tokens[:first])
     rows = []
     for at in range(first, len(tokens), size):
         part = list(tokens[at : at + size])
         padding = max(0, min(size, context.capacity - at) - len(part))
         logits = context.decode([Span(0, [*part, *part[-1:] * padding], len(part) + padding)])
         rows.append(logits[: len(part)].copy())
-    context.truncate(0, 0)
     return np.concatenate(rows)
 
 

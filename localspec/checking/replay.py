@@ -6,12 +6,13 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.checking.evidence import Bet, evidence, growth, moments, pearson, smallest_shift
+from localspec.checking.evidence import SHIFTS, Bet, evidence, growth, moments, pearson, shifts, smallest_shift
 from localspec.checking.findings import Allowance, Finding
 from localspec.checking.rows import KEPT, PROMPT, START, RecordedRows, RowContext, reference_law
 from localspec.drafters import ModelDrafter
@@ -31,7 +32,6 @@ _DRAFTED = 3
 _SEQUENCES = 16
 _BATCHES = 8  # of so many texts in a row, of one setting
 _FEWEST = 1  # rounds over all settings
-_SHIFTS = ("favoured by the draft", "likely")
 _SEEDS = 1_000_000  # of each replay, so that none uses another's
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ class _Replay:
     setting: _Setting
     engine: Engine
     counts: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    bets: tuple[Bet, ...] = field(default_factory=lambda: tuple(Bet() for _ in _SHIFTS))
+    bets: tuple[Bet, ...] = field(default_factory=lambda: tuple(Bet() for _ in SHIFTS))
     differing: int = 0
 
     @property
@@ -147,11 +147,11 @@ class _Reference:
             place = self._rows.place(history)
             law = reference_law(self._rows.target[place], self._params, history)
             q = reference_law(self._rows.draft[place], self._params, history)
-            shifts = ((q > law).astype(np.float64), np.log(np.maximum(law, 1e-4)) / 4)
+            functions = shifts(law, q)
             self._positions[prefix] = _Position(
                 law,
-                tuple(growth(law, values) for values in shifts),
-                tuple(tuple(moments(law, values, token) for token in range(len(law))) for values in shifts),
+                tuple(growth(law, values) for values in functions),
+                tuple(tuple(moments(law, values, token) for token in range(len(law))) for values in functions),
             )
         return self._positions[prefix]
 
@@ -219,18 +219,18 @@ def _verdict(replays: Sequence[_Replay], references: dict[str, _Reference], rows
             problems.append(f"{replay.name}: texts do not have their law (p = {p_value:.1g})")
         if replay.differing:
             problems.append(f"{replay.name}: {replay.differing} texts are not those of plain decoding")
-        for bet, shift in zip(replay.bets, _SHIFTS, strict=True):
-            if evidence([bet]) >= THRESHOLD * len(replays) * len(_SHIFTS):
-                more = "more" if bet.total > 0 else "less"
-                problems.append(
-                    f"{replay.name}: tokens {shift} come out {more} often than they should (Z {bet.z:+.1f})"
-                )
-    bets = [bet for replay in replays for bet in replay.bets]
+    named = [(replay.name, shift, bet) for replay in replays for shift, bet in zip(SHIFTS, replay.bets, strict=True)]
+    # What is broken is mostly so under every rule: the sequences one after the other show it sooner.
+    for i, shift in enumerate(SHIFTS):
+        named.append(("all rules", shift, reduce(Bet.joined, [replay.bets[i] for replay in replays])))
+    bets = [bet for *_, bet in named]
     found = evidence(bets)
-    if found >= THRESHOLD and not problems:
-        problems.append(f"evidence against the target's law is {found:.1g}")
+    if found >= THRESHOLD:
+        name, shift, strongest = max(named, key=lambda entry: float(entry[2].log_capital.max()))
+        more = "more" if strongest.total > 0 else "less"
+        problems.append(f"{name}: tokens {shift} come out {more} often than they should (Z {strongest.z:+.1f})")
     tokens = sum(replay.counts.total() for replay in replays) * _LENGTH
-    noticed = max(smallest_shift(replay.bets[0], len(bets), THRESHOLD) for replay in replays)
+    noticed = smallest_shift(bets[-len(SHIFTS)], len(bets), THRESHOLD)
     summary = (
         f"the engine on recorded rows (mean total variation of the pair {rows.variation:.2f}), three rules, with"
         f" and without penalties: {tokens} tokens follow their exact law, largest |Z|"

@@ -12,7 +12,8 @@ from localspec.checking.subject import Subject, Text
 
 __all__ = ["check_rollback"]
 
-_STRIDES = (3, 8, 21)  # tokens from one depth to the next: dense first, then deep
+_STRIDES = (3, 7, 17, 41)  # tokens from one depth to the next: dense first, then deep
+_DEPTHS = 12  # of each stride
 
 
 def check_rollback(subject: Subject, texts: Sequence[Text], allowance: Allowance) -> Finding:
@@ -25,7 +26,7 @@ def check_rollback(subject: Subject, texts: Sequence[Text], allowance: Allowance
     text = [token for one in texts for token in one.tokens]
     worst, count, deepest, problems = 0.0, 0, 0, list[str]()
     for stride in _STRIDES:
-        depths = range(2, min(len(text), subject.capacity - gamma) - 1, stride)[: 64 // stride + 8]
+        depths = range(2, min(len(text), subject.capacity - gamma) - 1, stride)[:_DEPTHS]
         for ledger in (subject.target, subject.draft):
             fresh = _rows(ledger, text, depths, 0)
             drafted = _rows(ledger, text, depths, gamma)

@@ -21,7 +21,9 @@ __all__ = ["CheckSettings", "Subject", "Text", "audited"]
 
 _TEXTS = 3
 _TEXT_TOKENS = 40
-_LONGEST_PROMPT = 160
+_USUAL_PROMPT = 96
+_FEWEST_PROMPTS = 3
+_LONG_BUDGET_S = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,11 @@ class CheckSettings:
             raise InvalidOptionError("the number of draft tokens is 0; a check needs drafts, use 1 or more")
         if not self.budget_s > 0:
             raise InvalidOptionError(f"the budget is {self.budget_s} s; use a number above 0")
+
+    @property
+    def answer_tokens(self) -> int:
+        """Length of an answer."""
+        return 64 if self.budget_s >= _LONG_BUDGET_S else 24
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -137,7 +144,7 @@ class Subject:
         """Let the target alone answer the first prompts."""
         found = []
         for _, prompt in self.prompts[:_TEXTS]:
-            room = min(_TEXT_TOKENS, self.capacity - len(prompt))
+            room = min(_TEXT_TOKENS, self.settings.answer_tokens, self.capacity - len(prompt))
             answer = self.write(prompt, self.settings.sampling, room, 0).tokens
             found.append(Text(prompt, tuple(answer)))
         return found
@@ -192,10 +199,12 @@ def _encoded(
         texts = [content for content in contents if isinstance(content, str)]
         encoded = [(content, tuple(session.encode(content, raw=True))) for content in texts]
         raw = True
-    limit = min(_LONGEST_PROMPT, capacity // 2)
-    short = tuple(entry for entry in encoded if len(entry[1]) <= limit)
+    fitting = [entry for entry in encoded if len(entry[1]) <= capacity // 2]
+    short = [entry for entry in fitting if len(entry[1]) <= _USUAL_PROMPT]
+    if len(short) < _FEWEST_PROMPTS:
+        short = sorted(fitting, key=lambda entry: len(entry[1]))[:_FEWEST_PROMPTS]
     if not short:
         raise InvalidOptionError(
             f"none of the prompts fits half a context of {capacity} tokens; use a larger --ctx, or shorter --prompts"
         )
-    return short, raw
+    return tuple(short), raw

@@ -135,13 +135,15 @@ def _prompts(name: str | None, kinds: str | None) -> Any:
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield the lines of the table, at most 80 columns wide."""
-    yield "kind        T     plain tokens/s      draft  per step  speedup            predicted"
+    yield (
+        f"{'kind':9}  {'T':4} {'plain tokens/s':19}  {'draft':>5} {'per step':>8}  {'speedup':16}  {'predicted':>9}"
+    )
     for cell in cells:
-        head = f"{cell.kind:10.10}  {cell.temperature:<4g}  {_spread(cell.plain_tokens_per_s, '.1f'):18}"
+        head = f"{cell.kind:9.9}  {cell.temperature:<4g} {_spread(cell.plain_tokens_per_s, '.1f'):19}"
         for side in cell.sides:
             predicted = "-" if side.predicted is None else f"{side.predicted:.2f}"
             yield (
-                f"{head}  {_name(side):>5}  {side.tokens_per_step:8.2f}  {_spread(side.speedup, '.2f'):17}"
+                f"{head}  {_name(side):>5} {side.tokens_per_step:8.2f}  {_spread(side.speedup, '.2f'):16}"
                 f"  {predicted:>9}"
             )
             head = " " * len(head)

@@ -154,7 +154,8 @@ def test_a_draft_thrown_away_after_a_look_is_found(monkeypatch: pytest.MonkeyPat
         return goes_on
 
     monkeypatch.setattr(drafters.ModelDrafter, "_draw", draw)
-    assert "replay" in failed(run(budget_s=2.0))
+    report = run(budget_s=8.0)
+    assert {"replay", "generations"} & set(failed(report)), "\n".join(map(shown, report.findings))
 
 
 def test_a_wrong_block_residual_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
