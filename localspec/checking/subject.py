@@ -13,7 +13,7 @@ from localspec.encoding import Prompt
 from localspec.engine import Engine
 from localspec.errors import InvalidOptionError, TemplateError
 from localspec.generation import Generation, Request
-from localspec.policy import FixedPolicy, check_num_draft_tokens
+from localspec.policy import MAX_DRAFT_TOKENS, FixedPolicy, check_num_draft_tokens
 from localspec.sampling import Rule, SamplingParams
 from localspec.session import Session
 
@@ -58,7 +58,7 @@ class CheckSettings:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The draft lengths to try."""
-        return tuple(sorted({1, self.num_draft_tokens, self.num_draft_tokens + 3}))
+        return tuple(sorted({1, self.num_draft_tokens, min(self.num_draft_tokens + 3, MAX_DRAFT_TOKENS)}))
 
     @property
     def sampling(self) -> SamplingParams:

@@ -89,12 +89,15 @@ def _prompts(name: str) -> Any:
 
 
 def _print(finding: Finding) -> None:
+    from tqdm import tqdm
+
     mark = "ok    " if finding.passed else "FAILED"
     odds = f" False alarm: at most 1 in {1 / finding.false_alarm:,.0f} seeds." if finding.false_alarm else ""
     text = f"{mark} {_TITLES[finding.part]}: {finding.summary}.{odds}"
-    click.echo(textwrap.fill(text, _WIDTH, subsequent_indent=" " * 7))
+    # It takes the progress bar away first.
+    tqdm.write(textwrap.fill(text, _WIDTH, subsequent_indent=" " * 7))
     for problem in finding.problems:
-        click.echo(textwrap.fill(f"- {problem}", _WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 9))
+        tqdm.write(textwrap.fill(f"- {problem}", _WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 9))
 
 
 def _verdict(report: Report) -> str:

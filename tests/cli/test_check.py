@@ -57,7 +57,7 @@ def test_lines_and_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FAILED greedy identity: not so." in out
     assert "- token 3" in out
     assert all(len(line) <= 100 for line in out.splitlines())
-    assert "1 in 10,000" in _verdict(Report((GOOD,)))
+    assert "once in 10,000 seeds" in _verdict(Report((GOOD,)))
     assert "greedy identity" in _verdict(Report((GOOD, BAD)))
     assert _verdict(Report((GOOD,), interrupted=True)) == "Not finished."
     assert not Report((GOOD,), interrupted=True).passed
