@@ -24,7 +24,7 @@ PAIRS = {
 
 
 def main() -> int:
-    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md", "docs/exactness.md")}
+    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md")}
     wanted[ROOT / "docs" / "cli.md"] = cli_reference()
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
@@ -95,15 +95,6 @@ def advice(choice: dict[str, Any]) -> str:
     return f"{choice['speedup']:.2f}× with {length}" if length else "do not speculate"
 
 
-def mutants_table() -> str:
-    """Return which parts of a check caught which broken build."""
-    data = load("mutants")
-    lines = ["| broken | parts that fail |", "|---|---|"]
-    lines += [f"| {name} | {', '.join(parts)} |" for name, parts in data["mutants"].items()]
-    lines += ["", f"On {data['pair']}, with a budget of {data['budget']} for each check.", ""]
-    return "\n".join(lines)
-
-
 def engine_table() -> str:
     data = load("engine")
     results = data["results"]
@@ -151,7 +142,6 @@ PARTS = {
     "engine": engine_table,
     "rules": rules_table,
     "sampling": sampling_table,
-    "mutants": mutants_table,
 }
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ _LENGTH = 4  # tokens of a text, after the start symbol
 _DRAFTED = 3
 _SEQUENCES = 16
 _BATCHES = 8  # of so many texts in a row, of one setting
-_FEWEST = 1  # rounds over all settings
+_FEWEST = 4  # rounds over all settings
 _SEEDS = 1_000_000  # of each replay, so that none uses another's
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def check_replay(rows: RecordedRows, temperature: float, allowance: Allowance, *
             for _ in range(_BATCHES):
                 _run(replay, references[replay.setting.name], seed)
         batches += 1
-        if batches >= _FEWEST and not allowance.goes_on():
+        if not allowance.goes_on() and batches >= _FEWEST:
             break
     return _verdict(replays, references, rows)
 

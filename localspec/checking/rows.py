@@ -28,7 +28,7 @@ PROMPT = START + 1
 
 _SIZE = PROMPT + 1
 _NODES = 24
-_MOST_VARIATION = 0.8  # rows that disagree more leave no draft to be accepted
+_BEST_VARIATION = 0.4  # rows at which much is accepted and much rejected show most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class RecordedRows:
 
     @classmethod
     def record(cls, subject: Subject, texts: Sequence[Text]) -> RecordedRows:
-        """Read both models' rows along ``texts``; the places where they disagree most are kept."""
+        """Read both models' rows along ``texts``; the places that show most are kept."""
         params = SamplingParams(top_k=KEPT)
         found: list[tuple[float, tuple[Row, Row]]] = []
         for text in texts:
@@ -60,7 +60,7 @@ class RecordedRows:
                 one, other = make_law(p, params), make_law(q, params)
                 ids = np.flatnonzero(one.dense(size) + other.dense(size))
                 found.append((total_variation(one, other), (_cut(p, ids), _cut(q, ids))))
-        found.sort(key=lambda entry: (entry[0] > _MOST_VARIATION, -entry[0]))
+        found.sort(key=lambda entry: abs(entry[0] - _BEST_VARIATION))
         kept = found[:_NODES]
         first = np.full((1, _SIZE), -np.inf, np.float32)
         first[0, START] = 0.0

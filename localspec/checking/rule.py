@@ -23,6 +23,7 @@ _DEPTH = 3
 _TOLERANCE = 1e-9
 _STEP = 1e-6  # how close to a threshold a uniform is put
 _PATHS = 12  # of each start, for the draws
+_FEWEST = 6  # starts
 
 
 def check_rule(rows: RecordedRows, temperature: float, allowance: Allowance) -> Finding:
@@ -47,7 +48,7 @@ def check_rule(rows: RecordedRows, temperature: float, allowance: Allowance) -> 
                         if fault and len(problems) < 3:
                             problems.append(f"{rule} rule: {fault}")
         starts += 1
-        if not allowance.goes_on():
+        if not allowance.goes_on() and starts >= _FEWEST:
             break
     if not worst <= _TOLERANCE:
         problems.insert(0, f"a step does not emit what the target would: a probability is {worst:.2g} off")
