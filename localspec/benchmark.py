@@ -37,13 +37,17 @@ class Spread:
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], float]], trials: int, *, progress: Callable[[], None] = lambda: None
+    sides: Mapping[str, Callable[[], float]],
+    trials: int,
+    *,
+    warm_up: bool = True,
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
     """Run every side once to warm up, then ``trials`` rounds of all sides in turn; what they return, by side.
 
     Every other round goes backwards, so that a machine that slows down slows no side more than another.
     """
-    for side in sides.values():
+    for side in sides.values() if warm_up else ():
         side()
     results: dict[str, list[float]] = {name: [] for name in sides}
     for trial in range(trials):

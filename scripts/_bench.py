@@ -57,9 +57,15 @@ def histogram(xs, bins):
 """
 
 
-def alternate(sides: Mapping[str, Callable[[], float]], trials: int) -> dict[str, list[float]]:
+def alternate(
+    sides: Mapping[str, Callable[[], float]], trials: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Do as ``localspec.benchmark.alternate``, with a dot on stderr for each round."""
-    results = in_turn(sides, trials, progress=lambda: print(".", end="", flush=True, file=sys.stderr))
+
+    def dot() -> None:
+        print(".", end="", flush=True, file=sys.stderr)
+
+    results = in_turn(sides, trials, warm_up=warm_up, progress=dot)
     print(file=sys.stderr)
     return results
 

@@ -87,6 +87,10 @@ def bench(
         budget_s=seconds(budget),
         rule=rule,
     )
+    if plot:
+        from localspec.plots import check_picture_path
+
+        check_picture_path(Path(plot))  # before minutes of measuring
     with open_session(dict(model, no_draft=False)) as session:
         chosen = sampling_params(values, session.default_params)
         if not temperatures:
