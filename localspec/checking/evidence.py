@@ -31,7 +31,12 @@ _Outcome = TypeVar("_Outcome", bound=Hashable)
 STAKES = np.array([sign * stake for stake in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6) for sign in (-1, 1)])
 """λ: each is best against a shift of λ variances; together they cover what 500 to 50,000 tokens can show."""
 
-SHIFTS = ("favoured by the draft", "likely to the target", "likely to the draft")
+SHIFTS = (
+    "favoured by the draft",
+    "likely to the target",
+    "likely to the draft",
+    "favoured by the draft and early in the vocabulary",
+)
 """In words, what the functions f are large for that ``shifts`` returns: where faults of speculation show first."""
 
 _LEAST_EXPECTATION = 10.0
@@ -39,13 +44,18 @@ _LEAST_PROB = 1e-4
 
 
 def shifts(p: Floats, q: Floats) -> tuple[Floats, ...]:
-    """Return the functions f to bet on, [n] each: 1{q > p}, log p and q, scaled to vary by about a half.
+    """Return the functions f to bet on, [n] each: 1{q > p}, log p, q, and 1{q > p} early in the vocabulary.
+
+    They are scaled to vary by about a half. The last one counts only tokens of the lower half of q by
+    id: draws go through the ids in order, and a fault in the random numbers favours one end.
 
     Args:
         p: target probabilities of n tokens.
         q: draft probabilities of the same tokens.
     """
-    return (q > p).astype(np.float64), np.log(np.maximum(p, _LEAST_PROB)) / 4, q
+    favoured = (q > p).astype(np.float64)
+    early = np.cumsum(q) <= 0.5 * q.sum()
+    return favoured, np.log(np.maximum(p, _LEAST_PROB)) / 4, q, favoured * early
 
 
 def growth(probs: Floats, values: Floats) -> Floats:

@@ -170,7 +170,7 @@ def _verdict(tally: _Tally, number: int) -> Finding:
     summary = (
         f"{tally.tokens} tokens of {number} generations under three rules ({tally.accepted} drafted), read again"
         f" independently: rows differ by up to {max(tally.distances, default=0.0):.2f} standard deviations, laws by"
-        f" {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of 1{{q > p}}, log p and q {own} (with the"
+        f" {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of the bets {own} (with the"
         f" independent p {other}), {tally.coupled} coupled tokens are those of their noise. A shift of {shift:.1%}"
         " towards the draft would be noticed"
     )
