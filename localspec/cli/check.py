@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,7 @@ def _print(finding: Finding) -> None:
     tqdm.write(textwrap.fill(text, _WIDTH, subsequent_indent=" " * 7))
     for problem in finding.problems:
         tqdm.write(textwrap.fill(f"- {problem}", _WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 9))
+    sys.stdout.flush()
 
 
 def _verdict(report: Report) -> str:
