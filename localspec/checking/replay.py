@@ -42,12 +42,16 @@ class _WhileSure:
     """Draft on while the draft's law is confident: what a policy may look at, and nothing else."""
 
     limit: int = _DRAFTED
+    lookup_limit: int = 0
 
     def plan(self, depth: int) -> _WhileSure:
         return self
 
     def observe(self, outcome: StepOutcome) -> None:
         pass
+
+    def copies(self, chances: Sequence[float]) -> int:
+        return 0
 
     def runs(self) -> bool:
         return True

@@ -13,6 +13,7 @@ from localspec.encoding import Prompt
 from localspec.engine import Engine
 from localspec.errors import InvalidOptionError, TemplateError
 from localspec.generation import Generation, Request
+from localspec.lookup import LookupDrafter, LookupOrModel
 from localspec.policy import MAX_DRAFT_TOKENS, FixedPolicy, check_num_draft_tokens
 from localspec.sampling import Rule, SamplingParams
 from localspec.session import Session
@@ -159,16 +160,13 @@ def audited(session: Session, settings: CheckSettings) -> Iterator[Subject]:
     """
     engine = session.engine
     drafter = engine.drafter
-    if not isinstance(drafter, ModelDrafter):
+    if not isinstance(drafter, LookupOrModel):
         raise InvalidOptionError("a check needs a draft model; name one with --draft, or use --pair")
-    target, draft = Ledger(engine.target, "target"), Ledger(drafter.context, "draft")
+    target, draft = Ledger(engine.target, "target"), Ledger(drafter.model.context, "draft")
     ends = session.vocabulary.ends_generation
     engine.clear()
-    watched = Engine(
-        target,
-        ModelDrafter(draft, vocabulary_size=target.vocabulary_size, ends_generation=ends),
-        ends_generation=ends,
-    )
+    model = ModelDrafter(draft, vocabulary_size=target.vocabulary_size, ends_generation=ends)
+    watched = Engine(target, LookupOrModel(LookupDrafter(ends_generation=ends), model), ends_generation=ends)
     prompts, raw = _encoded(session, settings, min(target.capacity, draft.capacity))
     session.engine = watched
     try:
