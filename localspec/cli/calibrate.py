@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.cli.options import candidate_options, sampling_options, sampling_params
-from localspec.cli.running import open_session, profile_options
+from localspec.cli.options import candidate_options, sampling_options, sampling_params, seconds
+from localspec.cli.running import open_session, profile_options, progress_bar
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -69,8 +67,8 @@ def calibrate(
         from localspec.plots import check_picture_path
 
         check_picture_path(Path(plot))  # before minutes of measuring
-    seconds = _seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
-    settings = _settings(params, prompts, max_gamma, seconds, quick)
+    budget_s = seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
+    settings = _settings(params, prompts, max_gamma, budget_s, quick)
     results = [_measure(dict(values, draft=draft), settings, validate) for draft in _drafts(values, drafts, derive)]
     results.sort(key=lambda result: -_best_speed(result[1]))
     calibration, findings = results[0]
@@ -100,14 +98,6 @@ def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float,
     return CalibrationSettings(
         params=params, prompts=chosen, max_draft_tokens=max_gamma, budget_s=budget_s, quick=quick
     )
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of "90", "90s" or "3m"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min)?", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise InvalidOptionError(f"--budget is {text!r}; write it as 90s or 3m")
-    return float(match[1]) * (60 if match[2] and match[2].startswith("m") else 1)
 
 
 def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
@@ -148,7 +138,7 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     pair = session.pair
     if pair.draft is None or pair.draft_header is None:
         raise InvalidOptionError("there is no draft to calibrate; name one with --draft, or use --pair")
-    with _progress() as progress:
+    with progress_bar() as progress:
         calibration = run(pair, settings, encode=session.encode, threads=threads, progress=progress)
     if calibration.interrupted:
         click.echo("interrupted: the report rests on what was measured so far", err=True)
@@ -168,47 +158,29 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     return calibration, findings
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    from tqdm import tqdm
-
-    on_terminal = sys.stderr.isatty()
-    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
-    with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
-
-        def report(phase: str, share: float) -> None:
-            if on_terminal:
-                bar.set_description_str(phase, refresh=False)
-                bar.update(max(0.0, share - bar.n))
-
-        yield report
-
-
 def _validate(session: Session, settings: CalibrationSettings) -> tuple[MeasuredSpeed, ...]:
     """Run plain and speculative generation in turn and return what each draft length really gained."""
-    from statistics import median
-
+    from localspec.benchmark import BenchmarkSettings, benchmark
     from localspec.calibration.report import MeasuredSpeed
 
-    measured = []
-    kinds = {prompt.kind: prompt for prompt in reversed(settings.prompts)}
-    lengths = [gamma for gamma in (1, 2, 4, 6) if gamma <= settings.max_draft_tokens]
-    for kind, prompt in kinds.items():
-        speeds: dict[int, list[float]] = {gamma: [] for gamma in (0, *lengths)}
-        for trial in range(_VALIDATION_ROUNDS):
-            for gamma, values in speeds.items():
-                result = session.generate(
-                    prompt.content,
-                    settings.params,
-                    max_tokens=_VALIDATION_TOKENS,
-                    num_draft_tokens=gamma,
-                    seed=trial,
-                )
-                values.append(result.stats.tokens_per_s)
-        for gamma in lengths:
-            ratio = median(a / b for a, b in zip(speeds[gamma], speeds[0], strict=True) if b > 0)
-            measured.append(MeasuredSpeed(kind, settings.params.temperature, gamma, ratio))
-    return tuple(measured)
+    lengths = tuple(gamma for gamma in (1, 2, 4, 6) if gamma <= settings.max_draft_tokens)
+    cells = benchmark(
+        session,
+        BenchmarkSettings(
+            params=settings.params,
+            temperatures=(settings.params.temperature,),
+            lengths=lengths,
+            prompts=settings.prompts,
+            max_tokens=_VALIDATION_TOKENS,
+            trials=_VALIDATION_ROUNDS,
+        ),
+    )
+    return tuple(
+        MeasuredSpeed(cell.kind, cell.temperature, side.num_draft_tokens, side.speedup.median)
+        for cell in cells
+        for side in cell.sides
+        if side.num_draft_tokens is not None
+    )
 
 
 def _best_speed(findings: Findings) -> float:

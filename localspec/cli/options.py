@@ -11,7 +11,14 @@ import click
 from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
-__all__ = ["candidate_options", "generation_options", "model_options", "sampling_options", "sampling_params"]
+__all__ = [
+    "candidate_options",
+    "generation_options",
+    "model_options",
+    "sampling_options",
+    "sampling_params",
+    "seconds",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -234,3 +241,11 @@ def _bias(text: str) -> tuple[int, float]:
     if found is None:
         raise InvalidOptionError(f"--logit-bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
     return int(found[1]), float(found[2])
+
+
+def seconds(text: str, option: str = "--budget") -> float:
+    """Return the seconds of "90", "90s" or "3m"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min)?", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise InvalidOptionError(f"{option} is {text!r}; write it as 90s or 3m")
+    return float(match[1]) * (60 if match[2] and match[2].startswith("m") else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from localspec.generation import Stats
     from localspec.session import Session
 
-__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "say", "status_line"]
+__all__ = [
+    "detail_line",
+    "model_lines",
+    "note",
+    "open_session",
+    "profile_options",
+    "progress_bar",
+    "say",
+    "status_line",
+]
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -106,3 +115,20 @@ def note(text: str) -> Iterator[None]:
     finally:
         if shown:
             click.echo("\r" + " " * len(text) + "\r", nl=False, err=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """Give a function that shows a phase and the share of the whole that is done, on a terminal's stderr."""
+    from tqdm import tqdm
+
+    on_terminal = sys.stderr.isatty()
+    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
+    with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
+
+        def report(phase: str, share: float) -> None:
+            if on_terminal:
+                bar.set_description_str(phase, refresh=False)
+                bar.update(max(0.0, share - bar.n))
+
+        yield report

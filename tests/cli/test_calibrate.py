@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.calibrate import _seconds
+from localspec.cli.options import seconds
 from localspec.errors import InvalidOptionError
 
 KEYS = {
@@ -25,15 +25,15 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), (" 2 min ", 120)])
-def test_budgets(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("1.5m", 90), (" 2 min ", 120)])
+def test_budgets(text: str, expected: float) -> None:
+    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-3s", "soon", "3h", "nan"])
 def test_other_budgets(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="--budget"):
-        _seconds(text)
+        seconds(text)
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
