@@ -76,12 +76,13 @@ class Cell:
         """Return tokens_per_s, decoded_per_s or first_s of each round."""
         return [getattr(answer, quantity) for answer in self.answers]
 
-    def summary(self) -> dict[str, Any]:
-        """Return what the committed file holds of it."""
+    def summary(self, baseline: Cell) -> dict[str, Any]:
+        """Return what the committed file holds of it; ``baseline`` is what speeds are compared with."""
         steps = sum(answer.steps or 0 for answer in self.answers)
         spreads = {name: Spread.of(self.per_round(name)) for name in ("tokens_per_s", "decoded_per_s", "first_s")}
         return {
             **spreads,
+            "over_plain_server": ratios(self.per_round("tokens_per_s"), baseline.per_round("tokens_per_s")),
             "tokens_per_step": sum(a.tokens for a in self.answers) / steps if steps else None,
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,
@@ -103,7 +104,7 @@ def main() -> int:
         launcher = Launcher(files.target, files.draft, usable_cores(), CONTEXT)
         cells = run_pair(launcher, sides(launcher, peers, options.lengths, quick=options.quick), prompts, options)
         profile = look_up_profile(files.target, files.draft, threads=None).profile is not None
-        results[pair] = {"profile": profile, **report(cells, options.lengths)}
+        results[pair] = {"profile": profile, "temperatures": report(cells, options.lengths)}
     settings = {
         "rounds": options.rounds,
         "kinds": [prompt.kind for prompt in prompts],
@@ -216,13 +217,15 @@ def _turn(peer: Peer, settings: Sequence[Setting], jobs: _Jobs) -> Iterator[tupl
 
 def report(cells: Cells, lengths: Sequence[int]) -> dict[str, Any]:
     """Return summaries of all cells, and the comparisons that matter, by temperature."""
-    return {
-        f"T {temperature:g}": {
-            "sides": {name: cell.summary() for (t, name), cell in cells.items() if t == temperature},
-            "ratios": comparisons({name: cell for (t, name), cell in cells.items() if t == temperature}, lengths),
+    found = {}
+    for temperature in TEMPERATURES:
+        here = {name: cell for (t, name), cell in cells.items() if t == temperature}
+        baseline = here[f"{SERVER}, plain"]
+        found[f"{temperature:g}"] = {
+            "sides": {name: here[name].summary(baseline) for name in sorted(here)},
+            "ratios": comparisons(here, lengths),
         }
-        for temperature in TEMPERATURES
-    }
+    return found
 
 
 def comparisons(cells: dict[str, Cell], lengths: Sequence[int]) -> dict[str, Any]:
