@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -127,14 +128,14 @@ class Worker:
             stderr=self._log,
             cwd=folder,
         )
+        self._name = Path(str(command[1])).name
         self._line()
 
     def _line(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            self.close()
-            raise PeerError(f"{Path(str(self.process.args[1])).name} ended: {_end(self._log)}")  # type: ignore[index]
+            raise PeerError(f"{self._name} ended: {_last_words(self.process, self._log)}")
         return json.loads(line)
 
     def _send(self, request: object) -> None:
@@ -158,7 +159,7 @@ class Worker:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        _end_process(self.process)
+        _end(self.process, self._log)
 
 
 class LlamaServer:
@@ -188,17 +189,19 @@ class LlamaServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise PeerError(f"llama-server ended: {_end(self._log)}")
+                raise PeerError(f"llama-server ended: {_last_words(self.process, self._log)}")
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == http.client.OK:
-                    return
+                with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)) as connection:
+                    connection.request("GET", "/health")
+                    if connection.getresponse().status == http.client.OK:
+                        return
             except OSError:
                 pass
             time.sleep(0.1)
-        self.close()
-        raise PeerError(f"llama-server was not ready after {START_TIMEOUT_S:.0f} s: {_end(self._log)}")
+        self.process.terminate()
+        raise PeerError(
+            f"llama-server was not ready after {START_TIMEOUT_S:.0f} s: {_last_words(self.process, self._log)}"
+        )
 
     def ask(self, job: Job) -> Answer:
         wanted = {
@@ -211,14 +214,13 @@ class LlamaServer:
             "stream": True,
             **SAMPLING,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        started = time.perf_counter()
-        connection.request("POST", "/completion", json.dumps(wanted), {"Content-Type": "application/json"})
         times, last = list[float](), dict[str, Any]()
-        for last in _events(connection.getresponse()):
-            if last.get("tokens"):
-                times.append(time.perf_counter() - started)
-        connection.close()
+        started = time.perf_counter()
+        with closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+            connection.request("POST", "/completion", json.dumps(wanted), {"Content-Type": "application/json"})
+            for last in _events(connection.getresponse()):
+                if last.get("tokens"):
+                    times.append(time.perf_counter() - started)
         timings = last.get("timings")
         if timings is None:
             raise PeerError(f"llama-server did not finish: {json.dumps(last)[:300]}")
@@ -228,7 +230,7 @@ class LlamaServer:
 
     def close(self) -> None:
         self.process.terminate()
-        _end_process(self.process)
+        _end(self.process, self._log)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -239,18 +241,24 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line[len(b"data: ") :])
 
 
-def _end_process(process: subprocess.Popen[Any]) -> None:
+def _last_words(process: subprocess.Popen[Any], log: IO[bytes]) -> str:
+    """End a process that failed; the last lines of its log, in one."""
+    return " | ".join(_end(process, log).splitlines()[-6:])
+
+
+def _end(process: subprocess.Popen[Any], log: IO[bytes]) -> str:
+    """Wait for a process that was told to end; its log."""
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _end(log: IO[bytes]) -> str:
-    """Return the last lines of a log, in one."""
-    log.seek(0)
-    return " | ".join(log.read().decode(errors="replace").split("\n")[-6:])
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    with log:
+        log.seek(0)
+        return log.read().decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

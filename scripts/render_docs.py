@@ -120,6 +120,19 @@ def engine_table() -> str:
     return "\n".join(lines)
 
 
+def agreement_table() -> str:
+    """Return the acceptance rates that calibration found, by kind of text and temperature."""
+    found = {name: load(f"calibrate-{pair}")["profile"]["agreement"] for name, pair in PAIRS.items()}
+    kinds = list(dict.fromkeys(entry["kind"] for entries in found.values() for entry in entries))
+    lines = [f"| target, draft | temperature | {' | '.join(kinds)} |", "|---" * (len(kinds) + 2) + "|"]
+    for name, entries in found.items():
+        rates = {(e["temperature"], e["kind"]): e["acceptance_rate"]["value"] for e in entries}
+        for temperature in dict.fromkeys(temperature for temperature, _ in rates):
+            cells = [f"{rates[temperature, kind]:.2f}" for kind in kinds]
+            lines.append(f"| {name} | {temperature:g} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def of_peers(part: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
     """Return ``part`` of the comparison with other programs."""
     return lambda: part(load("peers"))
@@ -150,6 +163,7 @@ def _help(command: click.Command, context: click.Context) -> list[str]:
 PARTS: dict[str, Callable[[], str]] = {
     "transcript": transcript,
     "results": calibration_table,
+    "agreement": agreement_table,
     "engine": engine_table,
     "rules": rules_table,
     "sampling": sampling_table,
