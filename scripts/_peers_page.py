@@ -58,7 +58,7 @@ def comparisons(data: dict[str, Any]) -> str:
 
 
 def setting(data: dict[str, Any]) -> str:
-    """Return what was run, in a sentence."""
+    """Return what was run, in a sentence, and the picture."""
     machine, settings = data["machine"], data["settings"]
     peers = settings["peers"]
     node = peers["node_llama_cpp_version"]
@@ -69,7 +69,8 @@ def setting(data: dict[str, Any]) -> str:
     return (
         f"{machine['date']}, {machine['cpu']}, {settings['threads']} threads, a context of {settings['context']};"
         f" {', '.join(versions)}. {settings['rounds']} rounds of answers of up to {settings['max_tokens']} tokens"
-        f" ({kinds}).\n"
+        f" ({kinds}).\n\n"
+        "![Tokens per second over llama-server without a draft](peers.svg)\n"
     )
 
 
