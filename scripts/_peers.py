@@ -309,17 +309,21 @@ class Launcher:
         ]
         return Worker(command, Path(folder))
 
-    def llama_server(self, program: str, *, draft_tokens: int | None = None, sampling: str = "greedy") -> LlamaServer:
+    def llama_server(
+        self, program: str, *, draft_tokens: int | None = None, sampling: str = "greedy", surety: float = 0.0
+    ) -> LlamaServer:
         """Return llama-server, plain or with a draft model.
 
         Args:
             program: its path.
             draft_tokens: the most to draft in a step; None is plain.
             sampling: how it draws drafts: "greedy" or "probabilistic".
+            surety: it stops drafting where its likeliest token has less probability than this.
         """
         arguments: list[str | Path] = ["--model", self.target, "--ctx-size", str(self.context)]
         arguments += ["--threads", str(self.threads), "--threads-batch", str(self.threads)]
         if draft_tokens is not None:
             arguments += ["--spec-type", "draft-simple", "--model-draft", self.draft]
             arguments += ["--spec-draft-n-max", str(draft_tokens), "--spec-draft-sampling", sampling]
+            arguments += ["--spec-draft-p-min", str(surety)]
         return LlamaServer(program, arguments)

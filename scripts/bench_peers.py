@@ -35,6 +35,7 @@ PAIRS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-f16")
 TEMPERATURES = (0.0, 0.8)
 LENGTHS = (2, 3, 4, 8)
 SERVER_DEFAULT_LENGTH = 3
+SURETY = 0.75
 CONTEXT = 4096
 WARM_UP_TOKENS = 12
 
@@ -155,6 +156,9 @@ def sides(launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, 
     lookup = Setting(f"{LLAMA_CPP_PYTHON}, prompt lookup")
     found.append(Side(partial(launcher.llama_cpp_python, lookup=True), [lookup]))
     if not quick:
+        name = f"{SERVER}, draft {max(lengths)}, p-min {SURETY}"
+        launch = partial(launcher.llama_server, program, draft_tokens=max(lengths), surety=SURETY)
+        found.append(Side(launch, [Setting(name)]))
         found.append(Side(partial(launcher.llama_cpp_python, lookup=False), [Setting(f"{LLAMA_CPP_PYTHON}, plain")]))
     if peers["node"]:
         for speculative in (True,) if quick else (False, True):
