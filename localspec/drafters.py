@@ -156,16 +156,18 @@ class ModelDrafter:
     def _goes_on(self, request: DraftRequest, draft: Draft) -> bool:
         if len(draft.tokens) >= min(request.limit, request.plan.limit):
             return False
-        held = self.context.length(request.sequence)
-        read = max(request.prompt_length, held)  # a prompt is read once, and no matter of this step
-        if not request.plan.runs(len(request.history) + len(draft.tokens) - read):
+        if draft.tokens:
+            return request.plan.runs()
+        history, held = request.history, self.context.length(request.sequence)
+        # A prompt is read once, and no matter of this step.
+        if not request.plan.runs(len(history) - max(request.prompt_length, held)):
             return False
-        if not draft.tokens and len(request.history) - held > _RIDES_ALONG:
+        if len(history) - held > _RIDES_ALONG:
             started = perf_counter()
-            read_ahead(self.context, request.sequence, request.history[: request.prompt_length], request.progress)
+            read_ahead(self.context, request.sequence, history[: request.prompt_length], request.progress)
             draft.prefill_s = perf_counter() - started
             # What was written without drafts comes on top, but for what one pass can take.
-            read_ahead(self.context, request.sequence, request.history[: -self.context.chunk])
+            read_ahead(self.context, request.sequence, history[: -self.context.chunk])
         return True
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:

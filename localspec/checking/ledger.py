@@ -60,6 +60,12 @@ class Ledger:
         del self._held[sequence][length:]
         self._compare(sequence, f"after going back to {length} tokens")
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let a sequence hold what another one does."""
+        self.context.copy(source, sequence, length)
+        self._held[sequence] = self._held[source][:length]
+        self._compare(sequence, f"after a copy of {length} tokens")
+
     def decode(self, batch: Sequence[Span]) -> Row:
         """Append every span's tokens in one pass."""
         rows = self.context.decode(batch)

@@ -53,7 +53,7 @@ class _WhileSure:
     def copies(self, chances: Sequence[float]) -> int:
         return 0
 
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:

@@ -113,6 +113,10 @@ class RowContext:
         """Forget all but the first ``length`` tokens."""
         del self._places[sequence][length:]
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let a sequence hold what another one does."""
+        self._places[sequence] = self._places[source][:length]
+
     def decode(self, batch: Sequence[Span]) -> Row:
         """Append tokens; see ``Context.decode``."""
         chosen: list[int] = []
