@@ -81,7 +81,7 @@ def load_file(name: str) -> Conversation:
 
 def _path(name: str) -> Path:
     if not name:
-        raise InvalidOptionError("name a file, such as /save talk.json")
+        raise InvalidOptionError("name a file, such as talk.json")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
