@@ -97,6 +97,11 @@ class Guard:
         return self._plain_steps >= 2 and self._resting <= 0 and self._steps_since_plain < self.renewal_steps
 
     @property
+    def rests(self) -> bool:
+        """Whether speculation was stopped because it lost."""
+        return self._resting > 0
+
+    @property
     def pace(self) -> float:
         """Seconds of a plain step by the clock / by its curve."""
         return median_low(self._plain) if self._plain else 1.0
@@ -167,6 +172,13 @@ class AdaptivePolicy:
     def acceptance(self, confidence: float) -> float:
         """Return the expected acceptance at this confidence, corrected by what was seen."""
         return min(1.0, self.confidence.predict(confidence) * self.correction)
+
+    @property
+    def why_idle(self) -> str:
+        """Why little or nothing is drafted at present, in few words."""
+        if not self.worthwhile:
+            return "it does not pay here, says the profile"
+        return "it lost time and rests" if self.guard.rests else "it would not pay now, by measured costs"
 
     @property
     def correction(self) -> float:

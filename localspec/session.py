@@ -145,6 +145,11 @@ class Stream(Iterator[TokenEvent]):
         return self._generation.stats
 
     @property
+    def policy(self) -> Policy:
+        """What decides how much to draft."""
+        return self._generation.request.policy
+
+    @property
     def seed(self) -> int:
         """The seed in use."""
         return self._generation.request.seed
