@@ -10,6 +10,7 @@ from typing import Any
 from localspec.backend.llamacpp import Vocabulary
 from localspec.errors import InvalidOptionError
 from localspec.generation import FinishReason, Generation, Stats, Step
+from localspec.policy import Policy
 from localspec.text import IncrementalDecoder, StopStrings
 
 __all__ = ["GenerationResult", "Stream", "TokenEvent", "Transcript"]
@@ -130,6 +131,11 @@ class Stream(Iterator[TokenEvent]):
     def stats(self) -> Stats:
         """What it took so far."""
         return self._generation.stats
+
+    @property
+    def policy(self) -> Policy:
+        """What decides how much to draft."""
+        return self._generation.request.policy
 
     @property
     def seed(self) -> int:

@@ -14,7 +14,9 @@ from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
     from localspec.generation import Stats
+    from localspec.policy import Policy
     from localspec.session import Session
+    from localspec.tuning import DrafterName
 
 __all__ = [
     "detail_line",
@@ -25,7 +27,10 @@ __all__ = [
     "progress_bar",
     "say",
     "status_line",
+    "why_plain",
 ]
+
+_PLAIN_STEPS = 3  # the pass that reads the prompt, and two that tell what plain decoding takes
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -73,13 +78,39 @@ def model_lines(session: Session) -> list[str]:
     return lines
 
 
-def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None) -> str:
+def why_plain(session: Session, policy: Policy, num_steps: int, *, drafter: DrafterName | None = None) -> str:
+    """Return why nothing was drafted for an answer of so many steps, in few words.
+
+    Args:
+        session: answered.
+        policy: decided.
+        num_steps: it took.
+        drafter: where drafts were to come from; None is the session's.
+    """
+    from localspec.adaptive import AdaptivePolicy
+    from localspec.policy import FixedPolicy
+
+    if not session.can_draft:
+        return "no draft model"
+    if isinstance(policy, FixedPolicy) and not (policy.limit or policy.lookup_limit):
+        return "γ is 0"
+    if session.pair.draft is None or (drafter or session.drafter) == "lookup":
+        return "nothing to copy"
+    if num_steps > _PLAIN_STEPS or not getattr(policy, "worthwhile", True):
+        return policy.why_idle if isinstance(policy, AdaptivePolicy) else ""
+    return "too short to try"
+
+
+def status_line(
+    stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None, why: str = ""
+) -> str:
     """Return one line about an answer.
 
     Args:
         stats: what it took.
         num_draft_tokens: γ as set, 0 without a draft; None if it was chosen step by step.
         speedup: over plain decoding, where that was measured.
+        why: the reason, if nothing was drafted.
     """
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
@@ -87,8 +118,8 @@ def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: f
         parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
         gamma = f"{stats.drafted / stats.steps:.1f} on average" if num_draft_tokens is None else num_draft_tokens
         parts.append(f"γ {gamma}")
-    elif num_draft_tokens is None:
-        parts.append("nothing drafted")
+    else:
+        parts.append("nothing drafted" + (f" ({why})" if why else ""))
     if speedup is not None:
         parts.append(f"{speedup:.2f}× plain")
     return "; ".join(parts)

@@ -9,7 +9,7 @@ import pytest
 
 from localspec.backend.llamacpp import LlamaContext
 from localspec.cli.chat.screen import Screen
-from localspec.cli.chat.talk import Settings, Talk
+from localspec.cli.chat.talk import Interrupts, Settings, Talk
 from localspec.conversation import Conversation, Turn, load_conversation
 from localspec.errors import InvalidOptionError
 from localspec.sampling import SamplingParams
@@ -51,7 +51,9 @@ class Recorder:
         monkeypatch.setattr(session, "stream", stream)
         options = {"params": SamplingParams(temperature=0), "max_tokens": 24, **settings}
         screen = Screen()
-        self.talk = Talk(session, Settings(**options), screen, Conversation(system), interruptible=interruptible)
+        self.talk = Talk(
+            session, Settings(**options), screen, Conversation(system), interrupts=Interrupts(interruptible)
+        )
         self.talk.check()
 
     def say(self, *lines):

@@ -83,7 +83,9 @@ def load_file(name: str) -> Conversation:
 
 def _path(name: str) -> Path:
     if not name:
-        raise InvalidOptionError("name a file, such as /save talk.json")
+        raise InvalidOptionError("name a file, such as talk.json")
+    if "\0" in name:
+        raise InvalidOptionError(f"{name!r} cannot be the name of a file")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
