@@ -3,8 +3,8 @@
     python scripts/bench_policy.py                   writes benchmarks/policy.json
     python scripts/bench_policy.py --pairs NAME      measures one pair again, and keeps the others' cells
 
-Both pairs are calibrated first (in processes of their own, at temperature 0.7), so that the profiles are those of
-this run, and on the prompts of the benchmark, each sampled several times.
+Both pairs are calibrated first, in processes of their own, for ``auto`` to have profiles of this run. Agreement is
+then measured as calibration does it, but on the prompts of the benchmark and several samples of each at a temperature.
 In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take turns;
 trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
 
@@ -15,10 +15,9 @@ of all sides together (each is a sample of the target's law). ``auto`` is compar
 own texts: the seconds it took, and those of as many steps as the fixed length needs for the same text. All are
 medians over trials, since now and then a shared machine stalls.
 
-A prediction has two sources, agreement and costs. On a shared machine costs move within minutes: a pass over
-one token lives on memory bandwidth that neighbours take, a pass over several does not. So costs are sampled
-again in every round, and ``predicted`` is made from the profile's agreement and these; ``by the profile alone``
-is what it said.
+A prediction has two sources, agreement and costs. On a shared machine costs move within minutes: a pass over one
+token lives on memory bandwidth that neighbours take, a pass over several does not. So ``predicted`` takes costs
+that are sampled anew in every round, with calibration's own formula.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -40,7 +37,9 @@ from _bench import RESULTS, Spread, alternate, ratios, write
 from localspec import GenerationResult, SamplingParams, Session, load_pair
 from localspec.acceptance import Transcript, agreement
 from localspec.backend import Context, Span
-from localspec.calibration.prompts import built_in_prompts
+from localspec.backend.llamacpp import LlamaContext
+from localspec.calibration.agreement import AgreementPlan, KindAgreement, observe, summarise
+from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
 from localspec.curves import CostCurve, CostCurves, PassCost
 from localspec.drafters import read_ahead
 from localspec.plans import PlannedContext
@@ -67,22 +66,19 @@ def main() -> int:
     cells = kept(options.pairs)
     for pair in options.pairs:
         if not options.no_calibrate:
-            calibrate(pair, options.budget, options.trials)
+            calibrate(pair, options.budget)
         session = load_pair(pair, context=2048)
+        agreements = measure_agreement(session, options.trials, options.tokens)
         for kind in KINDS:
             for temperature in TEMPERATURES:
-                cells.append(cell(session, pair, kind, temperature, options.trials, options.tokens))
+                found = next(a for a in agreements if (a.kind, a.temperature) == (kind, temperature))
+                cells.append(cell(session, pair, found, options.trials, options.tokens))
                 print(line(cells[-1]), file=sys.stderr)
         session.close()
-    errors, aged = (
-        [abs(c[name][g] / c["measured"][g]["even"] - 1) for c in cells for g in c[name]]
-        for name in ("predicted", "by the profile alone")
-    )
+    errors = [abs(c["predicted"][g] / c["measured"][g]["even"] - 1) for c in cells for g in c["predicted"]]
     summary = {
         "prediction error, median": median(errors),
         "prediction error, worst": max(errors),
-        "prediction error by the profile alone, median": median(aged),
-        "prediction error by the profile alone, worst": max(aged),
         "auto over best fixed, worst": min(value(c["auto over best fixed"]) for c in cells),
         "auto over plain, worst": min(value(c["auto over plain"]) for c in cells),
     }
@@ -104,28 +100,55 @@ def bench_prompts(kind: str, trials: int) -> list[str]:
     return [str(prompt.content) for prompt in built_in_prompts() if prompt.kind == kind][:trials]
 
 
-def calibrate(pair: str, budget: str, trials: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "prompts.jsonl"
-        # Spaces at the end make different prompts of what would count once.
-        texts = [(k, text + " " * i) for i in range(SAMPLES) for k in KINDS for text in bench_prompts(k, trials)]
-        path.write_text("".join(json.dumps({"kind": k, "prompt": t}) + "\n" for k, t in texts), encoding="utf-8")
-        untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
-        command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--prompts", str(path), "--json"]
-        command += ["-t", "0.7", *untruncated, "--budget", budget, "--plot", str(RESULTS / f"{pair}.png")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def calibrate(pair: str, budget: str) -> None:
+    untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--json", "-t", "0.7", *untruncated]
+    subprocess.run([*command, "--budget", budget], check=True, stdout=subprocess.DEVNULL)
 
 
-def cell(session: Session, pair: str, kind: str, temperature: float, trials: int, tokens: int) -> dict[str, Any]:
+def measure_agreement(session: Session, trials: int, tokens: int) -> list[KindAgreement]:
+    """Do what calibration does, on the prompts of the benchmark, as long as it takes."""
+    pair, profile = session.pair, session.pair.profile.profile
+    assert pair.draft is not None
+    assert profile is not None
+    target, draft = (
+        LlamaContext(
+            context.model,
+            capacity=640,
+            num_sequences=4,
+            threads=profile.threads,
+            flash_attention=profile.flash_attention,
+        )
+        for context in (pair.target, pair.draft)
+    )
+    found: list[KindAgreement] = []
+    prompts = [CalibrationPrompt(kind, text) for kind in KINDS for text in bench_prompts(kind, trials)]
+    for temperature in TEMPERATURES:
+        plan = AgreementPlan(params=SamplingParams(), temperatures=(temperature,), tokens_per_prompt=tokens)
+        observations = observe(
+            target,
+            draft,
+            prompts * (SAMPLES if temperature else 1),
+            plan,
+            encode=session.encode,
+            ends_generation=session.vocabulary.ends_generation,
+        )
+        found += summarise(list(observations), max_draft_tokens=max(LENGTHS))
+    target.close(), draft.close()
+    return found
+
+
+def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens: int) -> dict[str, Any]:
+    kind, temperature = found.kind, found.temperature
     prompts = bench_prompts(kind, trials)
     params = SamplingParams(temperature=temperature)
     results: dict[str, list[GenerationResult]] = {}
 
     def side(name: str, num_draft_tokens: int | None) -> Callable[[], float]:
-        found = results[name] = []
+        past = results[name] = []
 
         def run() -> float:
-            trial = len(found)
+            trial = len(past)
             result = session.generate(
                 prompts[trial % len(prompts)],
                 params,
@@ -133,7 +156,7 @@ def cell(session: Session, pair: str, kind: str, temperature: float, trials: int
                 num_draft_tokens=num_draft_tokens,
                 seed=trial + trials * (name == "again"),
             )
-            found.append(result)
+            past.append(result)
             return result.stats.tokens_per_s
 
         return run
@@ -146,11 +169,11 @@ def cell(session: Session, pair: str, kind: str, temperature: float, trials: int
     sides |= {"costs": lambda: sample_costs(session, costs)}
     speeds = alternate(sides, trials, warm_up=False)
     texts = {
-        name: [transcript(session, prompts[i % len(prompts)], r, params) for i, r in enumerate(found)]
-        for name, found in results.items()
+        name: [transcript(session, prompts[i % len(prompts)], r, params) for i, r in enumerate(past)]
+        for name, past in results.items()
     }
     step_s = {g: seconds_per_step(results[str(g)]) for g in LENGTHS}
-    everything = [text for found in texts.values() for text in found]
+    everything = [text for written in texts.values() for text in written]
     even = {g: steps_of(everything, g) / step_s[g] for g in LENGTHS}
     own = texts["auto"] + texts["again"]
     best = max(LENGTHS, key=lambda g: steps_of(own, g) / step_s[g])
@@ -162,9 +185,8 @@ def cell(session: Session, pair: str, kind: str, temperature: float, trials: int
     auto = speeds["auto"] + speeds["again"]
     profile = session.pair.profile.profile
     assert profile is not None
-    found = next(i for i, v in enumerate(profile.verdicts) if (v.kind, v.temperature) == (kind, temperature))
     predicted = predicted_speedups(
-        profile.agreement[found].tokens_per_step(),
+        found.block.tokens_per_step,
         target=curves(costs, "target"),
         draft=curves(costs, "draft"),
         depth=COST_DEPTH,
@@ -175,7 +197,10 @@ def cell(session: Session, pair: str, kind: str, temperature: float, trials: int
         "kind": kind,
         "temperature": temperature,
         "predicted": {str(g): predicted[g] for g in LENGTHS[1:]},
-        "by the profile alone": {str(g): profile.verdicts[found].predicted_speedup[g] for g in LENGTHS[1:]},
+        "tokens per step": {
+            str(g): {"predicted": found.block.tokens_per_step[g], "texts": steps_of(everything, g)}
+            for g in LENGTHS[1:]
+        },
         "measured": {
             str(g): {
                 "even": even[g] / even[0],

@@ -115,9 +115,7 @@ def policy_table() -> str:
     lines += [
         "",
         f"The prediction missed by {summary['prediction error, median']:.1%} in the median and by"
-        f" {summary['prediction error, worst']:.1%} at worst (with the profile's own costs, minutes old on a machine"
-        f" whose memory is shared, by {summary['prediction error by the profile alone, median']:.1%} and"
-        f" {summary['prediction error by the profile alone, worst']:.1%}); `auto` reached at least"
+        f" {summary['prediction error, worst']:.1%} at worst; `auto` reached at least"
         f" {summary['auto over plain, worst']:.2f} of plain decoding and {summary['auto over best fixed, worst']:.2f}"
         " of the best fixed length.",
         "",
