@@ -133,6 +133,7 @@ def calibrate(
     """
     assert pair.draft is not None
     assert pair.draft_header is not None
+    settings.params.check_ids(pair.target.vocabulary_size)
     room = _agreement_room(pair, [len(encode(prompt.content)) for prompt in settings.prompts])
     shares = (0.0, 0.35) if settings.quick else (0.2, 0.35)
     setting = Setting(pair.target.threads, "off")

@@ -41,6 +41,17 @@ def _check_max_tokens(_ctx: click.Context, _param: click.Parameter, value: int |
     return value
 
 
+def _check_draft_temperature(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    from localspec.sampling import SamplingParams
+
+    if value is not None:
+        try:
+            SamplingParams(temperature=value)
+        except InvalidOptionError as error:
+            raise InvalidOptionError(f"draft_{error}") from None
+    return value
+
+
 def _check_stop(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     if "" in value:
         raise InvalidOptionError("stop string '' is not a text of at least one character")
@@ -172,7 +183,10 @@ def generation_options(command: Command) -> Command:
             help="Verification rule; all are exact. With coupled the text depends on the seed and on no draft.",
         ),
         click.option(
-            "--draft-temperature", type=float, help="The draft's own; default what calibrate found, or the target's."
+            "--draft-temperature",
+            type=float,
+            callback=_check_draft_temperature,
+            help="The draft's own; default what calibrate found, or the target's.",
         ),
         click.option("--seed", type=int, help="Repeat a run; default a fresh one."),
         click.option(
