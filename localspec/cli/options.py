@@ -11,7 +11,15 @@ import click
 from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
-__all__ = ["candidate_options", "generation_options", "model_options", "sampling_options", "sampling_params"]
+__all__ = [
+    "candidate_options",
+    "generation_options",
+    "model_options",
+    "read_bias",
+    "read_draft_temperature",
+    "sampling_options",
+    "sampling_params",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,15 +49,18 @@ def _check_max_tokens(_ctx: click.Context, _param: click.Parameter, value: int |
     return value
 
 
-def _check_draft_temperature(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+def read_draft_temperature(value: float) -> float:
+    """Return a usable draft temperature, or raise InvalidOptionError."""
     from localspec.sampling import SamplingParams
 
-    if value is not None:
-        try:
-            SamplingParams(temperature=value)
-        except InvalidOptionError as error:
-            raise InvalidOptionError(f"draft_{error}") from None
-    return value
+    try:
+        return SamplingParams(temperature=value).temperature
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
+
+
+def _check_draft_temperature(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    return None if value is None else read_draft_temperature(value)
 
 
 def _check_stop(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -230,13 +241,13 @@ def sampling_params(values: dict[str, Any], defaults: Any = None) -> Any:
     if given.get("penalty_last_n") == -1:
         given["penalty_last_n"] = None
     if "logit_bias" in given:
-        given["logit_bias"] = [_bias(text) for text in given["logit_bias"]]
+        given["logit_bias"] = [read_bias(text) for text in given["logit_bias"]]
     return replace(LLAMACPP_DEFAULTS if defaults is None else defaults, **given)
 
 
-def _bias(text: str) -> tuple[int, float]:
+def read_bias(text: str) -> tuple[int, float]:
     """Read ``15043+1`` as (15043, 1.0): the way llama.cpp's tools write it."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+))", text)
     if found is None:
-        raise InvalidOptionError(f"--logit-bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
+        raise InvalidOptionError(f"a logit bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
     return int(found[1]), float(found[2])

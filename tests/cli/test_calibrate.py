@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from localspec.calibration import runner
+from localspec.calibration.costs import MeasuredCosts
 from localspec.cli import calibrate as command
 from localspec.cli.calibrate import _seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
+from localspec.profile import SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS
 
 KEYS = {
@@ -202,3 +204,31 @@ def test_long_prompts_get_the_room_they_need() -> None:
     assert runner._agreement_room(pair, [4090]) == 4096
     with pytest.raises(ContextOverflowError, match="--ctx"):
         runner._agreement_room(pair, [4096])
+
+
+@pytest.mark.parametrize("arrives_in", ["costs", "sampler", None])
+def test_after_an_interrupt_agreement_is_short(arrives_in: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sampler(*_: Any, **__: Any) -> SamplerCost:
+        if arrives_in == "sampler":
+            raise KeyboardInterrupt
+        return SamplerCost()
+
+    def observe(*arguments: Any, **_: Any) -> Any:
+        budgets.append(arguments[3].budget_s)
+        raise KeyboardInterrupt
+
+    budgets: list[float] = []
+    said: list[str] = []
+    context = SimpleNamespace(capacity=4096, threads=1, vocabulary_size=100, close=lambda: None)
+    context.model = SimpleNamespace(vocabulary=SimpleNamespace(ends_generation=bool))
+    monkeypatch.setattr(runner, "_context", lambda *_, **__: context)
+    monkeypatch.setattr(runner, "measure_memory_read", lambda threads: 1e9)
+    monkeypatch.setattr(runner, "measure_costs", lambda *_, **__: MeasuredCosts((), arrives_in == "costs"))
+    monkeypatch.setattr(runner, "measure_sampler", sampler)
+    monkeypatch.setattr(runner, "observe", observe)
+    pair: Any = SimpleNamespace(target=context, draft=context, draft_header=1)
+    settings = runner.CalibrationSettings(quick=True, budget_s=100)
+    with pytest.raises(KeyboardInterrupt):  # there is no agreement at all
+        runner.calibrate(pair, settings, encode=lambda prompt: [1], notice=said.append)
+    assert budgets == [pytest.approx(0 if arrives_in else 65)]
+    assert len(said) == (arrives_in is not None)
