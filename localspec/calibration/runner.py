@@ -254,7 +254,9 @@ def _observe(
     # Long prompts take turns, so that the caches grow no larger.
     sequences = max(1, min(_AGREEMENT_SEQUENCES, _AGREEMENT_SEQUENCES * _AGREEMENT_CONTEXT // room))
     contexts = [_context(c, setting, capacity=room, num_sequences=sequences) for c in (pair.target, pair.draft)]
-    plan = AgreementPlan(params=settings.params, temperatures=settings.temperatures, budget_s=budget_s)
+    # The user's own temperature first: whenever an interrupt comes, there is something to report about it.
+    temperatures = tuple(sorted(settings.temperatures, key=lambda t: t != settings.params.temperature))
+    plan = AgreementPlan(params=settings.params, temperatures=temperatures, budget_s=budget_s)
     began = perf_counter()
     try:
         yield from observe(

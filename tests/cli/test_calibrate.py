@@ -215,6 +215,7 @@ def test_after_an_interrupt_agreement_is_short(arrives_in: str | None, monkeypat
 
     def observe(*arguments: Any, **_: Any) -> Any:
         budgets.append(arguments[3].budget_s)
+        assert arguments[3].temperatures == (0.8, 0.0)  # a report about the user's must always be possible
         raise KeyboardInterrupt
 
     budgets: list[float] = []
