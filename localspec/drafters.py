@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +28,12 @@ class DraftRequest:
     Attributes:
         sequence: its number.
         history: all its tokens, the last one not yet evaluated by the target.
-        limit: the most tokens to draft, at least 1.
-        plan: decides token by token.
+        limit: the most tokens there is room for, at least 1.
+        plan: decides how many, token by token.
         params: how draft laws are made.
         noise: where the draws come from.
         coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
+        progress: called as by ``read_ahead`` while a draft reads a prompt, and may raise.
     """
 
     sequence: int
@@ -41,6 +43,7 @@ class DraftRequest:
     params: SamplingParams
     noise: StepNoise
     coupled_seed: int | None = None
+    progress: Progress | None = None
 
     def draw(self, law: Law, index: int) -> int:
         """Return a token drawn from ``law``, to be the step's drafted token number ``index``, from 0."""
@@ -51,20 +54,15 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class Draft:
-    """Drafted tokens and, for each, the law it was drawn from."""
+    """Drafted tokens and, for each, the law it was drawn from; ``prefill_s`` is the time it took to read a prompt."""
 
     tokens: list[int] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
+    prefill_s: float = field(default=0.0, compare=False)
 
 
 class Drafter(Protocol):
     """Proposes continuations."""
-
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
-        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt.
-
-        ``progress`` is called as by ``read_ahead``, and may raise.
-        """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, drafting all sequences together."""
@@ -124,9 +122,9 @@ class ModelDrafter:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
-        drafts = [Draft() for _ in requests]
+        drafts = [Draft(prefill_s=self._read(r)) for r in requests]
         active = [(r, d, RecentTokens(r.params, r.history)) for r, d in zip(requests, drafts, strict=True)]
-        while active := [entry for entry in active if len(entry[1].tokens) < entry[0].limit and entry[0].plan.runs()]:
+        while active := [entry for entry in active if self._goes_on(entry[0], entry[1])]:
             rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d, _ in active])
             active = [entry for entry, row in zip(active, rows, strict=True) if self._draw(*entry, row)]
         return drafts
@@ -134,6 +132,15 @@ class ModelDrafter:
     def keep(self, sequence: int, length: int) -> None:
         """Truncate the draft's cache."""
         self.context.truncate(sequence, length)
+
+    def _read(self, request: DraftRequest) -> float:
+        started = perf_counter()
+        self.prefill(request.sequence, request.history, request.progress)
+        return perf_counter() - started
+
+    @staticmethod
+    def _goes_on(request: DraftRequest, draft: Draft) -> bool:
+        return len(draft.tokens) < min(request.limit, request.plan.limit) and request.plan.runs()
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:
         held = self.context.length(request.sequence)
