@@ -67,12 +67,14 @@ def generate(
             status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"])
             say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
             auto = values["num_draft_tokens"] is None
-            if auto and _never_drafts(session, session.policy(None, values["policy"], params)):
-                say("nothing is drafted because calibrate found that it does not pay; --gamma 4 does all the same")
+            if auto and _rests(session, session.policy(None, values["policy"], params)):
+                say(
+                    "the draft model is not used: calibrate found that it does not pay; --gamma 4 uses it all the same"
+                )
 
 
-def _never_drafts(session: Session, policy: Policy) -> bool:
-    """Whether a draft was loaded and calibration advises against using it."""
+def _rests(session: Session, policy: Policy) -> bool:
+    """Whether a draft model was loaded and calibration advises against using it."""
     from localspec.policy import FixedPolicy
 
     return session.pair.draft is not None and (not getattr(policy, "worthwhile", True) or policy == FixedPolicy(0))

@@ -43,7 +43,7 @@ def say(policy: Any, draft: object, *arguments: str, capsys: Any, monkeypatch: p
         (FixedPolicy(0), None, (), False),
     ],
 )
-def test_why_nothing_is_drafted(
+def test_why_the_draft_model_is_not_used(
     policy: Any,
     draft: object,
     arguments: tuple[str, ...],
