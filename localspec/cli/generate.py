@@ -68,9 +68,7 @@ def generate(
             say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
             auto = values["num_draft_tokens"] is None
             if auto and _rests(session, session.policy(None, values["policy"], params)):
-                say(
-                    "the draft model is not used: calibrate found that it does not pay; --gamma 4 uses it all the same"
-                )
+                say("the draft model rests: calibrate found that it does not pay; --gamma 4 uses it all the same")
 
 
 def _rests(session: Session, policy: Policy) -> bool:
