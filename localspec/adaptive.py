@@ -24,7 +24,9 @@ from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
-_PROBE_AFTER = 128  # steps that drafted nothing
+_EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
+_CATCH_UP_STEPS = 64  # over which it must pay for what a draft that was left behind has to read
+_PROBE_AFTER = 128  # steps that copied nothing
 _PROBE_CHANCE = 0.5  # of a copied token that is worth trying for that reason
 _LEAST_GAIN = 0.05  # tokens a copy must be expected to gain: what it gains less is noise
 
@@ -66,11 +68,15 @@ class Guard:
         credit: plain tokens that may be lost before speculation stops.
         pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
         renewal_steps: steps after which a plain one renews what plain decoding takes.
+        waits: whether it also waits for ``renew`` then: a draft model would have to read all that was written
+            meanwhile, which by itself may cost a tenth of plain decoding; a new text has to be read anyway.
     """
 
     credit: float = 8.0
     pause_tokens: int = 256
     renewal_steps: int = 128
+    waits: bool = False
+    _stopped: bool = False
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _steps_since_plain: int = 0
     _plain_steps: int = 0
@@ -80,12 +86,17 @@ class Guard:
     @property
     def allows(self) -> bool:
         """Whether the next step may speculate."""
-        return self._plain_steps >= 2 and self._resting <= 0 and self._steps_since_plain < self.renewal_steps
+        rests = self._resting > 0 or (self._stopped and self.waits)
+        return self._plain_steps >= 2 and not rests and self._steps_since_plain < self.renewal_steps
 
     @property
     def pace(self) -> float:
         """Seconds of a plain step by the clock / by its curve."""
         return median_low(self._plain) if self._plain else 1.0
+
+    def renew(self) -> None:
+        """Allow another try, if the pause is over: a new text begins."""
+        self._stopped = self._resting > 0
 
     def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float, *, speculated: bool) -> None:
         """Take note of a step.
@@ -108,7 +119,7 @@ class Guard:
         plain_s = plain_cost_s * self.pace
         self._debt = max(0.0, self._debt + min(spent_s, 2 * usual_s) / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
-            self._resting = self.pause_tokens
+            self._resting, self._stopped = self.pause_tokens, True
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
             self._debt = self.credit / 2  # a second loss is believed sooner
 
@@ -138,19 +149,25 @@ class AdaptivePolicy:
         self.confidence = confidence
         self.worthwhile = worthwhile
         self.lookup = lookup
-        self.guard = guard or Guard()
+        self.guard = guard or Guard(waits=True)
         # Of its own: neither way to draft shall stop because the other one loses. Copies are long and come in runs
         # that hit or miss together, so that luck swings wider: a credit of 8 would end them in texts where they win.
         self.lookup_guard = Guard(credit=32.0)
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
         self._correction = ForgettingRatio(20.0, 20.0, keep=0.98)
         # What passes over several tokens, and the draft's, take by the clock, relative to plain ones.
-        self._verify_pace = ForgettingRatio(4.0, 4.0, keep=0.95)
-        self._draft_pace = ForgettingRatio(4.0, 4.0, keep=0.95)
+        self._verify_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
+        self._draft_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
+        self._explored = 0
         self._idle_steps = 0
         self._throughput: ForgettingRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
+
+    def renew(self) -> None:
+        """Try the draft model once more where it did not pay before: a new text begins."""
+        self._explored = min(self._explored, _EXPLORED - 1)
+        self.guard.renew()
 
     def plan(self, depth: int) -> DraftPlan:
         """Return the plan of the next step."""
@@ -160,7 +177,11 @@ class AdaptivePolicy:
             return _PLAIN
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
-        plan = _Probe if self._idle_steps >= _PROBE_AFTER else _Plan
+        plan: type[_Plan] = _Plan
+        if drafts and self._explored < _EXPLORED:
+            plan = _Trial
+        elif copies and self._idle_steps >= _PROBE_AFTER:
+            plan = _CopyProbe
         table = self._table.scaled(self._verify_pace.value, self._draft_pace.value)
         self._plan = plan(self, table, drafts=drafts, copies=copies)
         return self._plan
@@ -174,6 +195,12 @@ class AdaptivePolicy:
         """How much more is accepted than the model says."""
         return self._correction.value
 
+    def catch_up_s(self, num_lacking: int, depth: int) -> float:
+        """Return what reading so many tokens costs the draft, beyond the one or two that every step has to read."""
+        if num_lacking <= 2:
+            return 0.0
+        return self.costs.draft_s(num_lacking, depth) - self.costs.draft_s(1, depth)
+
     def throughput(self, depth: int) -> float:
         """Return tokens per second by the curves, as recent steps reached it; at least plain decoding's."""
         plain = 1.0 / self.costs.verify_s(1, depth)
@@ -183,10 +210,11 @@ class AdaptivePolicy:
         """Learn from a finished step."""
         plan, self._plan = self._plan, None
         plain_s = self.costs.verify_s(1, outcome.depth)
-        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan.passes)
+        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan)
         self._watch(outcome, plain_s, cost_s * self.guard.pace, plan)
         if plan is None:
             return
+        self._explored += plan.passes > 0 and outcome.num_drafted > 0
         self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
         if self._throughput is None:
             self._throughput = ForgettingRatio(10.0, 10.0 * plain_s, keep=0.95)
@@ -196,13 +224,16 @@ class AdaptivePolicy:
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
 
-    def _learn_costs(self, outcome: StepOutcome, passes: int) -> float:
+    def _learn_costs(self, outcome: StepOutcome, plan: _Plan) -> float:
         """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
         verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
         if outcome.num_drafted:
             self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
             verify_s *= self._verify_pace.value
-        draft_s = passes * self.costs.draft_s(1, outcome.depth) if passes else 0.0  # which may cost infinitely much
+        draft_s = 0.0  # without a draft model a pass costs infinitely much
+        if plan.passes:
+            one_s = self.costs.draft_s(1, outcome.depth)
+            draft_s = plan.passes * one_s + plan.catch_up_s
         if draft_s:
             self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
         return verify_s + draft_s * self._draft_pace.value
@@ -244,6 +275,7 @@ class _Plan:
         self.limit = policy.costs.max_draft_tokens if drafts else 0
         self.lookup_limit = policy.costs.max_lookup_tokens if copies else 0
         self.passes = 0
+        self.catch_up_s = 0.0
         self.copied = 0
         self.predicted: list[float] = []
         self._policy = policy
@@ -268,10 +300,12 @@ class _Plan:
         self.copied = count
         return count
 
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
-        if self._next_gain() <= 0:
+        catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
+        if self._next_gain() <= self._price * catch_up_s / _CATCH_UP_STEPS:
             return False
+        self.catch_up_s += catch_up_s
         self.passes += 1
         return True
 
@@ -306,21 +340,28 @@ class _Plan:
         return best
 
 
-class _Probe(_Plan):
-    """A step that drafts one token whatever it is worth, to see whether costs are still what they were."""
+class _Trial(_Plan):
+    """A step that drafts one token at least, whatever it is worth, to see whether costs are what they were."""
 
-    def __init__(self, policy: AdaptivePolicy, table: _CostTable, *, drafts: bool, copies: bool) -> None:
-        super().__init__(policy, table, drafts=drafts, copies=copies)
-        self.limit = min(1, self.limit)
-
-    def copies(self, chances: Sequence[float]) -> int:
-        self.copied = 1 if chances[0] >= _PROBE_CHANCE else 0
-        return self.copied
-
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
+        if self.passes:
+            return super().runs(num_lacking)
+        self.catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
         self.passes += 1
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
-        self.predicted.append(self._policy.acceptance(confidence()))
+        if self.predicted:
+            return super().draws(confidence)
+        acceptance = self._policy.acceptance(confidence())
+        self.predicted.append(acceptance)
+        self._chance = acceptance
         return True
+
+
+class _CopyProbe(_Plan):
+    """A step that copies one token whatever it is worth, for the same reason."""
+
+    def copies(self, chances: Sequence[float]) -> int:
+        self.copied = 1 if chances[0] >= _PROBE_CHANCE else 0
+        return self.copied

@@ -33,6 +33,7 @@ class DraftRequest:
         params: how draft laws are made.
         noise: where the draws come from.
         coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
+        prompt_length: of the first tokens of the history; the time to read these is not the step's.
         progress: called as by ``read_ahead`` while a draft reads a prompt, and may raise.
     """
 
@@ -43,6 +44,7 @@ class DraftRequest:
     params: SamplingParams
     noise: StepNoise
     coupled_seed: int | None = None
+    prompt_length: int = 0
     progress: Progress | None = None
 
     def draw(self, law: Law, index: int) -> int:
@@ -115,14 +117,9 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
-        """Read all but the last token, unless that is so little that the first draft pass takes it along."""
-        if len(history) - self.context.length(sequence) > 2:
-            read_ahead(self.context, sequence, history[:-1], progress)
-
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
-        drafts = [Draft(prefill_s=self._read(r)) for r in requests]
+        drafts = [Draft() for _ in requests]
         active = [(r, d, RecentTokens(r.params, r.history)) for r, d in zip(requests, drafts, strict=True)]
         while active := [entry for entry in active if self._goes_on(entry[0], entry[1])]:
             rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d, _ in active])
@@ -133,14 +130,20 @@ class ModelDrafter:
         """Truncate the draft's cache."""
         self.context.truncate(sequence, length)
 
-    def _read(self, request: DraftRequest) -> float:
-        started = perf_counter()
-        self.prefill(request.sequence, request.history, request.progress)
-        return perf_counter() - started
-
-    @staticmethod
-    def _goes_on(request: DraftRequest, draft: Draft) -> bool:
-        return len(draft.tokens) < min(request.limit, request.plan.limit) and request.plan.runs()
+    def _goes_on(self, request: DraftRequest, draft: Draft) -> bool:
+        if len(draft.tokens) >= min(request.limit, request.plan.limit):
+            return False
+        held = self.context.length(request.sequence)
+        read = max(request.prompt_length, held)  # a prompt is read once, and no matter of this step
+        if not request.plan.runs(len(request.history) + len(draft.tokens) - read):
+            return False
+        if not draft.tokens:
+            started = perf_counter()
+            read_ahead(self.context, request.sequence, request.history[: request.prompt_length], request.progress)
+            draft.prefill_s = perf_counter() - started
+            # What was written without drafts comes on top, but for what one pass can take.
+            read_ahead(self.context, request.sequence, request.history[: -self.context.chunk])
+        return True
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:
         held = self.context.length(request.sequence)

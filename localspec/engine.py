@@ -144,7 +144,7 @@ class Engine:
         if not requests:
             return drafts
         for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
-            generations[i].draft_prefill_s += draft.prefill_s
+            generations[i].draft_prefill_s = draft.prefill_s
             end = len(self._evaluable(draft.tokens)) + 1
             drafts[i] = Draft(draft.tokens[:end], draft.laws[:end])
         return drafts
@@ -160,7 +160,15 @@ class Engine:
         noise = StepNoise(g.request.seed, depth, Stream.DRAFT)
         coupled_seed = g.request.seed if g.request.rule == "coupled" else None
         return DraftRequest(
-            g.sequence, g.history, limit, plan, params, noise, coupled_seed=coupled_seed, progress=g.request.progress
+            g.sequence,
+            g.history,
+            limit,
+            plan,
+            params,
+            noise,
+            coupled_seed=coupled_seed,
+            prompt_length=g.stats.prompt_tokens,
+            progress=g.request.progress,
         )
 
     def _evaluable(self, tokens: list[int]) -> list[int]:

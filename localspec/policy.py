@@ -60,8 +60,12 @@ class DraftPlan(Protocol):
         ``chances`` has, for each token that followed the match, the chance that it is accepted if those before are.
         """
 
-    def runs(self) -> bool:
-        """Whether to run the draft forward for one more law."""
+    def runs(self, num_lacking: int = 1) -> bool:
+        """Whether to run the draft forward for one more law.
+
+        ``num_lacking`` tokens have to be read for it: one, or two after a step whose drafts all stood, or many where
+        steps before did not run the draft.
+        """
 
     def draws(self, confidence: Callable[[], float]) -> bool:
         """Whether to draw from that law; ``confidence`` returns its largest probability.
@@ -110,7 +114,7 @@ class FixedPolicy:
         """Return all there are."""
         return len(chances)
 
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
         """Return True."""
         return True
 

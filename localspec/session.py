@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
+from localspec.adaptive import AdaptivePolicy
 from localspec.backend import Context
 from localspec.backend.llamacpp import Vocabulary
 from localspec.drafters import Drafter, ModelDrafter
@@ -338,7 +339,10 @@ class Session:
         key = (name, source, params.temperature)
         if key not in self._policies:
             self._policies[key] = policy_for(self._measure(name, source), params, name=name, drafter=source)
-        return self._policies[key]
+        policy = self._policies[key]
+        if isinstance(policy, AdaptivePolicy):
+            policy.renew()
+        return policy
 
     def _source(self, num_draft_tokens: int | None, drafter: DrafterName) -> DrafterName:
         """Return where drafts come from here and now."""

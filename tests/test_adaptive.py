@@ -83,13 +83,13 @@ def speed(
 
     In the steps numbered in ``stalls`` the clock shows 30 passes more, which the returned speed leaves out.
     """
-    number = 0
+    number, lacking = 0, 1
     rng, emitted, spent = random.Random(seed), 0, 0.0
     while emitted < tokens:
         plan = policy.plan(emitted)
         chances: list[float] = []
         passes = 0
-        while len(chances) < plan.limit and plan.runs():
+        while len(chances) < plan.limit and plan.runs(lacking if not chances else 1):
             passes += 1
             chance = text(rng)
             if not plan.draws(lambda chance=chance: chance):  # type: ignore[misc]
@@ -97,6 +97,10 @@ def speed(
             chances.append(chance)
         accepted = next((i for i, chance in enumerate(chances) if rng.random() >= chance), len(chances))
         draft_s, verify_s = busy * passes * costs.draft, busy * costs.verify[len(chances)]
+        if passes and lacking > 2:
+            draft_s += busy * (costs.draft_s(lacking, emitted) - costs.draft)
+        lacking = accepted + 1 - len(chances) if passes else lacking + accepted + 1
+        lacking = max(1, lacking)
         policy.observe(
             StepOutcome(
                 num_drafted=len(chances),
@@ -194,10 +198,11 @@ def test_a_machine_that_stalls_now_and_then_changes_little(stalls: Sequence[int]
 
 
 def test_it_speculates_again_once_it_pays() -> None:
-    """Half a text where the draft is always wrong, then one where it is right."""
+    """A text where the draft is always wrong, then others where it is right."""
     costs = Costs(FLAT, 0.1)
     policy = adaptive(costs, code)
     speed(policy, costs, hopeless, tokens=1000)
+    policy.renew()
     speed(policy, costs, code, tokens=3000)
     assert speed(policy, costs, code, tokens=3000) >= 0.9 * best_fixed(costs, code)
 
@@ -208,6 +213,7 @@ def test_decisions_never_see_a_drawn_token() -> None:
     plan.guard._plain_steps = 2
     step = plan.plan(0)
     assert {name for name in dir(step) if not name.startswith("_")} == {
+        "catch_up_s",
         "copied",
         "copies",
         "draws",

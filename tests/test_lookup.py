@@ -147,7 +147,7 @@ class Asked:
         self.seen.append(list(chances))
         return min(self.count, len(chances))
 
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
