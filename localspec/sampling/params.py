@@ -57,7 +57,7 @@ class SamplingParams:
         typical_p: keep the tokens whose surprise is closest to the entropy, until their probabilities exceed
             typical_p; in (0, 1], 1 keeps all.
         repetition_penalty: a logit of a recent token is divided by it if positive, multiplied by it if not; in
-            (0, 100], 1 is off.
+            [0.01, 100], 1 is off.
         frequency_penalty: taken off a recent token's logit once per occurrence; in [−100, 100].
         presence_penalty: taken off a recent token's logit once; in [−100, 100].
         penalty_last_n: how many tokens are recent, the prompt's included; None counts all.
@@ -102,9 +102,8 @@ class SamplingParams:
         _check(
             "repetition_penalty",
             self.repetition_penalty,
-            low=0.0,
+            low=0.01,  # far below, positive logits overflow
             high=100.0,
-            low_open=True,
             remedy="1 switches it off, 1.1 is usual",
         )
         for name in ("frequency_penalty", "presence_penalty"):
