@@ -14,8 +14,7 @@ from localspec.cli.running import detail_line, open_session, say, status_line, w
 from localspec.errors import InvalidOptionError, PromptError
 
 if TYPE_CHECKING:
-    from localspec.policy import Policy
-    from localspec.session import Session, Stream
+    from localspec.session import Stream
 
 __all__ = ["generate"]
 
@@ -53,8 +52,7 @@ def generate(
     text = _prompt(prompt, system, messages, raw=values["raw"])
     sampling_params(dict(values))  # what is out of range is said before anything is loaded
     with open_session(values) as session:
-        params = sampling_params(values, session.default_params)
-        stream = session.stream(text, params, **values)
+        stream = session.stream(text, sampling_params(values, session.default_params), **values)
         if as_json:
             for _event in stream:
                 pass
@@ -67,16 +65,6 @@ def generate(
             why = why_plain(session, stream.policy, stream.stats.steps)
             status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"], why=why)
             say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
-            auto = values["num_draft_tokens"] is None
-            if auto and _rests(session, session.policy(None, values["policy"], params)):
-                say("the draft model rests: calibrate found that it does not pay; --gamma 4 uses it all the same")
-
-
-def _rests(session: Session, policy: Policy) -> bool:
-    """Whether a draft model was loaded and calibration advises against using it."""
-    from localspec.policy import FixedPolicy
-
-    return session.pair.draft is not None and (not getattr(policy, "worthwhile", True) or policy == FixedPolicy(0))
 
 
 def _prompt(prompt: str | None, system: str | None, messages: str | None, *, raw: bool) -> Any:
