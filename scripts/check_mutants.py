@@ -80,7 +80,7 @@ MUTANTS = (
         "backend/llamacpp.py",
         "if held > length and not native.llama_memory_seq_rm(",
         "if held > length + 1 and not native.llama_memory_seq_rm(",
-        ("rollback",),
+        ("rollback", "greedy", "generations", "endings"),
     ),
     Mutant(
         "truncation leaves one token too many",

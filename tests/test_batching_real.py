@@ -14,9 +14,10 @@ import pytest
 import localspec
 from localspec.backend.llamacpp import LlamaContext
 from localspec.batching import BatchRequest
-from localspec.sampling import SamplingParams
+from localspec.sampling import SamplingParams, record_seed
 from localspec.session import Session
 from tests.test_exactness_real import check_same
+from tests.test_laws_real import near_tie
 
 pytestmark = pytest.mark.model
 
@@ -83,16 +84,30 @@ def test_greedy_batches_are_greedy_decoding(
         prompt = session.encode(record.prompt)
         ties += plain[record.id] != found[record.id]
         check_same(plain[record.id], found[record.id], prompt, context, max(2, parallel * (num_draft_tokens + 1)))
-    assert ties <= 2, f"{ties} of {len(QUESTIONS)} answers differ"
+    # Each of them is a near-tie, of which this small model has one in a hundred tokens.
+    assert ties <= 7, f"{ties} of {len(QUESTIONS)} answers differ"
 
 
 def test_a_seed_decides_under_the_coupled_rule(session: Session) -> None:
-    """At a temperature, whatever runs beside a record: nearly all texts are the same, near-ties aside."""
-    requests = records("coupled", SamplingParams(temperature=0.8, top_k=40))
+    """At a temperature, whatever runs beside a record: texts are the same, or first differ at a near-tie."""
+    params = SamplingParams(temperature=0.8)
+    requests = records("coupled", params)
     alone = tokens(session, requests, parallel=1, num_draft_tokens=0)
+    context = LlamaContext(session.pair.target.model, capacity=256, threads=1)
     for order, parallel in ((1, 4), (-1, 8)):
         found = tokens(session, requests[::order], parallel=parallel, num_draft_tokens=GAMMA)
-        assert sum(found[id] != alone[id] for id in alone) <= 2
+        ties = 0
+        for request in requests:
+            one, other = alone[request.id], found[request.id]
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+            if at is None:
+                assert one == other
+                continue
+            prefix = [*session.encode(request.prompt), *one[: at + 1]]
+            tie = near_tie(context, params, prefix, other[at], record_seed(3, request.id))
+            assert tie.excuses, tie
+            ties += 1
+        assert ties <= 9, f"{ties} of {len(QUESTIONS)} answers differ"
 
 
 def test_a_common_prefix_is_read_once(session: Session) -> None:
