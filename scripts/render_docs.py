@@ -68,14 +68,14 @@ def transcript() -> str:
 
 
 def rules_table() -> str:
-    lines = ["| | rule | γ = 1 | 2 | 4 | 8 |", "|---|---|---|---|---|---|"]
-    results = load("rules")["results"]
-    for name, row in results.items():
+    lines = ["| pair | rule | γ = 1 | 2 | 4 | 8 |", "|---|---|---|---|---|---|"]
+    for name, pair in PAIRS.items():
+        agreements = load(f"calibrate-{pair}")["profile"]["agreement"]
+        found = next(a for a in agreements if a["kind"] == "all" and a["temperature"] == 0.8)
         for rule in ("token", "block"):
-            cells = [f"{row[rule][gamma]:.2f}" for gamma in (1, 2, 4, 8)]
+            cells = [f"{found[rule][gamma]['value']:.2f}" for gamma in (1, 2, 4, 8)]
             lines.append(f"| {name} | {rule} | {' | '.join(cells)} |")
-    tokens = ", ".join(str(row["tokens"]) for row in results.values())
-    return "\n".join([*lines, "", f"Tokens of text: {tokens}.", ""])
+    return "\n".join([*lines, ""])
 
 
 def sampling_table() -> str:
