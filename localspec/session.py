@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
 from localspec.backend import Context
-from localspec.backend.llamacpp import Vocabulary
+from localspec.backend.choice import BackendChoice
+from localspec.backend.vocabulary import Vocabulary
 from localspec.drafters import ModelDrafter
 from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
@@ -350,6 +351,7 @@ def load_pair(
     threads: int | None = None,
     template: str | None = None,
     use_profile: bool = True,
+    backend: BackendChoice = "auto",
     progress: bool = False,
 ) -> Session:
     """Load a target and its draft, fetching the files if they are not at hand.
@@ -363,6 +365,8 @@ def load_pair(
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
         use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
+        backend: what evaluates: "llamacpp", "ik" (ik_llama.cpp, if its library is at hand), or "auto": what
+            calibration found fastest here, without profiles llama.cpp. A process can use only one of them.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -379,6 +383,7 @@ def load_pair(
         context=context,
         threads=threads,
         use_profile=use_profile,
+        backend=backend,
         progress=progress,
     )
     return Session(loaded, template=_template(loaded, template))

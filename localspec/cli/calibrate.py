@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localspec.cli.backends import compare_backends
 from localspec.cli.options import model_options, sampling_options, sampling_params
 from localspec.cli.running import open_session, profile_options
 from localspec.errors import InvalidOptionError
@@ -33,6 +34,7 @@ _VALIDATION_TOKENS = 64
 @click.command()
 @model_options
 @sampling_options
+@click.option("--backends", metavar="NAME,...", help="Measure with each, as llamacpp,ik, and keep the faster one.")
 @click.option("--derive", metavar="TYPE,...", help="Also try these quantisations of the draft, made on the spot.")
 @click.option("--prompts", metavar="FILE", help="Measure on your own prompts: text or JSONL.")
 @click.option("--max-gamma", type=int, default=8, show_default=True, help="The longest draft to consider.")
@@ -43,6 +45,7 @@ _VALIDATION_TOKENS = 64
 @click.option("--plot", metavar="FILE", help="Write a picture (PNG or SVG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 def calibrate(
+    backends: str | None,
     derive: str | None,
     prompts: str | None,
     max_gamma: int,
@@ -62,6 +65,11 @@ def calibrate(
     if values.pop("no_draft"):
         raise InvalidOptionError("calibrating needs a draft; leave out --no-draft")
     params = sampling_params(values)
+    if backends is not None:
+        if show or plot:
+            raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
+        compare_backends(backends, as_json=as_json)
+        return
     if show:
         _show(values, as_json)
         return
@@ -236,19 +244,21 @@ def _rank(results: list[tuple[Calibration, Findings]]) -> None:
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
     from localspec.errors import ProfileError
-    from localspec.loading import find_files
+    from localspec.loading import choose_backend, find_files
     from localspec.tuning import look_up_profile
 
     files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
     if files.draft is None:
         raise InvalidOptionError("a profile belongs to a pair; name the draft with --draft, or use --pair")
-    lookup = look_up_profile(files.target, files.draft, threads=values["threads"])
+    backend = choose_backend(values["backend"], files, threads=values["threads"])
+    lookup = look_up_profile(files.target, files.draft, threads=values["threads"], backend=backend)
     if lookup.profile is None:
         raise ProfileError(f"{lookup.problem}{profile_options(values)}" if lookup.problem else "there is no profile")
     if as_json:
         click.echo(lookup.profile.to_json(), nl=False)
         return
-    click.echo(f"{files.target.name} with {files.draft.name}, measured {lookup.profile.created}")
+    measured = f"measured {lookup.profile.created} with {lookup.profile.key.backend}"
+    click.echo(f"{files.target.name} with {files.draft.name}, {measured}")
     for line in _summary(lookup.profile):
         click.echo(line)
 
