@@ -24,7 +24,7 @@ PAIRS = {
 
 
 def main() -> int:
-    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md")}
+    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md", "docs/backends.md")}
     wanted[ROOT / "docs" / "cli.md"] = cli_reference()
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
@@ -114,6 +114,38 @@ def engine_table() -> str:
     return "\n".join(lines)
 
 
+def backends_table() -> str:
+    """Return what ``bench_backends.py`` measured: passes, generation, and noise between passes."""
+    data = load("backends")
+    results, passes = data["results"], data["results"]["passes"]
+    sizes = passes["target"]["sizes"]
+    lines = [f"| pass over n tokens, ms | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
+    for model in ("target", "draft"):
+        for name in ("llamacpp", "ik"):
+            cells = [f"{p['median']:.1f}" for p in passes[model][name]["ms"]]
+            lines.append(f"| {model}, {name} | {' | '.join(cells)} |")
+    modes = list(next(iter(results["generation"].values()))["ik"])
+    lines += ["", f"| speed over llama.cpp's plain | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|"]
+    for text, backends in results["generation"].items():
+        for name in ("llamacpp", "ik"):
+            cells = [f"{backends[name][mode]['over plain llama.cpp']['median']:.2f}" for mode in modes]
+            lines.append(f"| {text}, {name} | {' | '.join(cells)} |")
+    lines += ["", "| logits of n at a time and one by one | 2 | 4 | 8 |", "|---|---|---|---|"]
+    for name in ("llamacpp", "ik"):
+        noise = [results["noise"][name][size] for size in ("2", "4", "8")]
+        cells = [f"{n['rms over deviation']:.3f} (largest {n['largest of all']:.2f})" for n in noise]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    settings = data["settings"]
+    lines += [
+        "",
+        f"Pair {settings['pair']}, {data['machine']['cores']} cores, {settings['depth']} tokens in the cache, greedy, medians"
+        f" of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's standard deviation, in"
+        " the median row; in brackets the largest in logits.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def cli_reference() -> str:
     from localspec.cli import _program
 
@@ -142,6 +174,7 @@ PARTS = {
     "engine": engine_table,
     "rules": rules_table,
     "sampling": sampling_table,
+    "backends": backends_table,
 }
 
 if __name__ == "__main__":
