@@ -2,8 +2,8 @@
 
     python scripts/bench_backends.py            writes benchmarks/backends.json
 
-Each backend has a process of its own, and they take turns; a ratio is that of two neighbouring turns. ik_llama.cpp has
-to be at hand (scripts/build_ik.py). Speed is tokens after the first per second after the first.
+Each backend has a process of its own, and they take turns; a ratio is that of two neighbouring turns. ik_llama.cpp
+has to be at hand (scripts/build_ik.py). Speed is tokens after the first per second after the first.
 """
 
 from __future__ import annotations

@@ -73,7 +73,16 @@ def fetch(work: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise ValueError(f"this Python has no pip; `{sys.executable} -m ensurepip` adds it, or use --source")
     name = "ik-llama-cpp-python"
-    command = [sys.executable, "-m", "pip", "download", f"{name}=={PACKAGE_VERSION}", "--no-deps", "--no-binary", name]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        f"{name}=={PACKAGE_VERSION}",
+        "--no-deps",
+        "--no-binary",
+        name,
+    ]
     subprocess.run([*command, "--disable-pip-version-check", "--dest", str(work)], check=True, stdout=sys.stderr)
     return next(work.glob("*.tar.gz"))
 

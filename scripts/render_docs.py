@@ -138,9 +138,9 @@ def backends_table() -> str:
     settings = data["settings"]
     lines += [
         "",
-        f"Pair {settings['pair']}, {data['machine']['cores']} cores, {settings['depth']} tokens in the cache, greedy, medians"
-        f" of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's standard deviation, in"
-        " the median row; in brackets the largest in logits.",
+        f"Pair {settings['pair']}, {data['machine']['cores']} cores, {settings['depth']} tokens in the cache, greedy,"
+        f" medians of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's standard"
+        " deviation, in the median row; in brackets the largest in logits.",
         "",
     ]
     return "\n".join(lines)

@@ -49,11 +49,13 @@ class Binding(Protocol):
         name: of the library, in messages and profiles.
         newer: what may know a kind of model that it does not know.
         batch_type: its ``llama_batch``, a ctypes structure.
+        max_pass: the most tokens to evaluate in one pass.
     """
 
     name: str
     newer: str
     batch_type: Any
+    max_pass: int
 
     def build(self) -> str:
         """Return its version and what it was compiled for, in one line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from localspec.errors import (
 )
 
 __all__ = ["Batch", "NativeContext", "NativeModel", "Vocabulary"]
-
-_CHUNK = 128  # tokens per pass while reading a prompt: a larger one is no faster on a CPU and delays an interrupt
 
 _MAX_THREADS = 512  # ggml's own limit: thousands take minutes for a token, and beyond 32 bits a number wraps
 
@@ -118,13 +116,12 @@ class NativeContext:
         self.num_sequences = num_sequences
         self.threads = _check_threads(usable_cores() if threads is None else threads)
         self.vocabulary_size = model.vocabulary.size
-        self.chunk = _CHUNK
+        self.chunk = model.binding.max_pass
         self._binding = model.binding
-        max_pass = max(_CHUNK, num_sequences)
         settings = ContextSettings(
             capacity=capacity * num_sequences,
             num_sequences=num_sequences,
-            max_pass=max_pass,
+            max_pass=self.chunk,
             threads=self.threads,
             flash_attention=flash_attention,
         )
@@ -136,7 +133,7 @@ class NativeContext:
                 f" {last_error(self._binding.name)}; use a smaller --ctx"
             )
         self._pointer = pointer
-        self._batch = Batch(max_pass, self._binding.batch_type)
+        self._batch = Batch(self.chunk, self._binding.batch_type)
         self._lengths: dict[int, int] = {}  # of sequences that nothing has touched since they were asked for
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, self._binding.free_context, pointer)
@@ -184,27 +181,40 @@ class NativeContext:
                 raise EvaluationError(f"the token id {bad[0]} is not in 0..{self.vocabulary_size - 1}")
         for span in batch:
             self._lengths.pop(span.sequence, None)
-        if num_tokens > self._batch.room:
-            return self._decode_in_chunks(batch, starts)
-        self._batch.fill(batch, starts)
-        logits = self._run(num_tokens, sum(span.rows for span in batch))
+        if num_tokens <= self._batch.room:
+            logits = self._evaluate(batch, starts)
+        else:
+            logits = np.concatenate([self._evaluate(*part).copy() for part in self._passes(batch, starts)])
         for span, start in zip(batch, starts, strict=True):
             self._lengths[span.sequence] = start + len(span.tokens)
         return logits
 
-    def _decode_in_chunks(self, batch: Sequence[Span], starts: list[int]) -> NDArray[np.float32]:
-        kept: list[NDArray[np.float32]] = []
+    def _evaluate(self, spans: Sequence[Span], starts: Sequence[int]) -> NDArray[np.float32]:
+        self._batch.fill(spans, starts)
+        return self._run(sum(len(span.tokens) for span in spans), sum(span.rows for span in spans))
+
+    def _passes(self, batch: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[list[Span], list[int]]]:
+        """Cut a batch into passes that fit; a span is cut only where it would not fit a pass of its own."""
+        room = self._batch.room
+        spans: list[Span] = []
+        begins: list[int] = []
+        left = room
         for span, start in zip(batch, starts, strict=True):
             last = len(span.tokens) - span.padding
-            for at in range(0, len(span.tokens), self._batch.room):
-                tokens = span.tokens[at : at + self._batch.room]
-                padding = min(len(tokens), max(0, at + len(tokens) - last))
-                rows = min(len(tokens) - padding, max(0, at + len(tokens) - padding - (last - span.rows)))
-                self._batch.fill([Span(span.sequence, tokens, rows, padding)], [start + at])
-                logits = self._run(len(tokens), rows)
-                if rows:
-                    kept.append(logits.copy())
-        return np.concatenate(kept) if kept else np.empty((0, self.vocabulary_size), np.float32)
+            at = 0
+            while at < len(span.tokens):
+                rest = len(span.tokens) - at
+                if left == 0 or left < rest <= room:
+                    yield spans, begins
+                    spans, begins, left = [], [], room
+                tokens = span.tokens[at : at + min(rest, left)]
+                end = at + len(tokens)
+                padding = min(len(tokens), max(0, end - last))
+                rows = min(len(tokens) - padding, max(0, end - padding - (last - span.rows)))
+                spans.append(Span(span.sequence, tokens, rows, padding))
+                begins.append(start + at)
+                at, left = end, left - len(tokens)
+        yield spans, begins
 
     def _run(self, num_tokens: int, num_rows: int) -> NDArray[np.float32]:
         forget_log()
