@@ -139,8 +139,8 @@ def backends_table() -> str:
     lines += [
         "",
         f"Pair {settings['pair']}, {data['machine']['cores']} cores, {settings['depth']} tokens in the cache, greedy,"
-        f" medians of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's standard"
-        " deviation, in the median row; in brackets the largest in logits.",
+        f" medians of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's"
+        " standard deviation, in the median row; in brackets the largest in logits.",
         "",
     ]
     return "\n".join(lines)

@@ -143,6 +143,7 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     from localspec.tuning import profile_directory
 
     threads = values["threads"]
+    values["backend"] = _backend(values)
     session = open_session(dict(values, no_draft=False), use_profile=False)
     pair = session.pair
     if pair.draft is None or pair.draft_header is None:
@@ -165,6 +166,14 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
         findings = replace(findings, measured=_validate(checked, settings))
         checked.close()
     return calibration, findings
+
+
+def _backend(values: dict[str, Any]) -> str:
+    """Return which backend to measure: with "auto" the one that generate and chat would use."""
+    from localspec.loading import choose_backend, find_files
+
+    files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
+    return choose_backend(values["backend"], files, threads=values["threads"])
 
 
 @contextmanager
