@@ -137,7 +137,7 @@ def tokens_per_step(p_y: ArrayLike, q_y: ArrayLike, num_draft_tokens: int, rule:
     >>> tokens_per_step([0.5, 0.5], [0.0, 0.0], 1)
     1.0
     """
-    transcript = Transcript(np.asarray(p_y), np.asarray(q_y))
+    transcript = Transcript(_floats(p_y, "p_y"), _floats(q_y, "q_y"))
     accepted = _accepted(transcript, _count(num_draft_tokens, "num_draft_tokens"), rule)
     return len(transcript) / sum(_step_starts(accepted))
 

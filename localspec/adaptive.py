@@ -3,14 +3,18 @@
 Everything a decision rests on is known before the token in question is drawn: past tokens, the draft's laws up to
 its position, past acceptances and timings. No drawn token is ever thrown away, so the output's law is untouched.
 
-Costs are the measured curves, not the clock: a busy machine slows all passes alike and should not change a
-decision. Only the guard looks at the clock, because only the clock can show that the curves are wrong.
+Costs are the measured curves: a busy machine slows all passes alike and should not change a decision. The clock is
+used for two things. Passes over several tokens, and the draft's, may have become dearer or cheaper *relative to plain
+decoding* since the curves were measured (other programs take memory bandwidth, which plain decoding lives on, or
+cores): slow averages of these two ratios scale the curves. And the guard stops speculation that loses all the same.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Protocol
 
 from localspec.confidence import ConfidenceModel
@@ -19,6 +23,7 @@ from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
+_PROBE_AFTER = 128  # steps that drafted nothing
 
 
 class Costs(Protocol):
@@ -53,6 +58,10 @@ class _Average:
         self.numerator = self.keep * self.numerator + numerator
         self.denominator = self.keep * self.denominator + denominator
 
+    def add_ratio(self, ratio: float) -> None:
+        """Add one ratio; a pass that was held up counts as twice as slow as usual at most."""
+        self.add(min(max(ratio, 0.5 * self.value), 2.0 * self.value), 1.0)
+
     @property
     def value(self) -> float:
         return self.numerator / self.denominator
@@ -62,19 +71,22 @@ class _Average:
 class Guard:
     """Stops speculation that the clock shows to lose, and lets it try again later.
 
-    Two plain steps at the beginning tell what plain decoding takes by the clock, relative to its curve. From then on
-    every speculative step adds to a debt what it took beyond the plain cost of its tokens, and pays back what it
-    saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck with single steps
-    cancels out, a steady loss does not).
+    Two plain steps at the beginning, and one now and then, tell what plain decoding takes by the clock, relative to
+    its curve. From then on every speculative step adds to a debt what it took beyond the plain cost of its tokens,
+    and pays back what it saved; a debt of more than ``credit`` plain tokens stops it (a one-sided CUSUM test: luck
+    with single steps cancels out, a steady loss does not).
 
     Attributes:
         credit: plain tokens that may be lost before speculation stops.
         pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
+        renewal_steps: steps after which a plain one renews what plain decoding takes.
     """
 
     credit: float = 8.0
     pause_tokens: int = 256
-    _plain: _Average = field(default_factory=lambda: _Average(0.0, 0.0, 0.9))
+    renewal_steps: int = 128
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
     _resting: int = 0
@@ -82,18 +94,32 @@ class Guard:
     @property
     def allows(self) -> bool:
         """Whether the next step may speculate."""
-        return self._plain_steps >= 2 and self._resting <= 0
+        return self._plain_steps >= 2 and self._resting <= 0 and self._steps_since_plain < self.renewal_steps
 
-    def observe(self, outcome: StepOutcome, plain_cost_s: float) -> None:
-        """Take note of a step; a token of it would have cost ``plain_cost_s`` by the plain curve."""
+    @property
+    def pace(self) -> float:
+        """Seconds of a plain step by the clock / by its curve."""
+        return median_low(self._plain) if self._plain else 1.0
+
+    def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float) -> None:
+        """Take note of a step.
+
+        Args:
+            outcome: of the step.
+            plain_cost_s: what a plain step takes by the curve.
+            usual_s: what such a step usually takes by the clock; one that was held up counts as twice that.
+        """
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
+        self._steps_since_plain += 1
+        if outcome.num_drafted == 0:
+            self._plain.append((spent_s - outcome.draft_s) / plain_cost_s)
+            self._steps_since_plain = 0
         if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
-            self._plain.add(spent_s, plain_cost_s)
             return
-        plain_s = plain_cost_s * self._plain.value
-        self._debt = max(0.0, self._debt + spent_s / plain_s - outcome.num_emitted)
+        plain_s = plain_cost_s * self.pace
+        self._debt = max(0.0, self._debt + min(spent_s, 2 * usual_s) / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
             self._resting = self.pause_tokens
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
@@ -120,6 +146,10 @@ class AdaptivePolicy:
         self.guard = guard or Guard()
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
         self._correction = _Average(20.0, 20.0, 0.98)
+        # What passes over several tokens, and the draft's, take by the clock, relative to plain ones.
+        self._verify_pace = _Average(4.0, 4.0, 0.95)
+        self._draft_pace = _Average(4.0, 4.0, 0.95)
+        self._idle_steps = 0
         self._throughput: _Average | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
@@ -130,7 +160,8 @@ class AdaptivePolicy:
             return _PLAIN
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
-        self._plan = _Plan(self, self._table)
+        plan = _Probe if self._idle_steps >= _PROBE_AFTER else _Plan
+        self._plan = plan(self, self._table.scaled(self._verify_pace.value, self._draft_pace.value))
         return self._plan
 
     def acceptance(self, confidence: float) -> float:
@@ -149,12 +180,13 @@ class AdaptivePolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step."""
-        plain_s = self.costs.verify_s(1, outcome.depth)
-        self.guard.observe(outcome, plain_s)
         plan, self._plan = self._plan, None
+        plain_s = self.costs.verify_s(1, outcome.depth)
+        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan.passes)
+        self.guard.observe(outcome, plain_s, cost_s * self.guard.pace)
         if plan is None:
             return
-        cost_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth) + plan.spent_s
+        self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
         if self._throughput is None:
             self._throughput = _Average(10.0, 10.0 * plain_s, 0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
@@ -162,6 +194,17 @@ class AdaptivePolicy:
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
+
+    def _learn_costs(self, outcome: StepOutcome, passes: int) -> float:
+        """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
+        verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
+        if outcome.num_drafted:
+            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
+            verify_s *= self._verify_pace.value
+        draft_s = passes * self.costs.draft_s(1, outcome.depth)
+        if draft_s:
+            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
+        return verify_s + draft_s * self._draft_pace.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +220,18 @@ class _CostTable:
         verify_s = [costs.verify_s(n + 1, depth) for n in range(costs.max_draft_tokens + 1)]
         return cls(depth, verify_s, costs.draft_s(1, depth))
 
+    def scaled(self, verify_pace: float, draft_pace: float) -> _CostTable:
+        """Return the table with passes over several tokens, and the draft's, scaled; a plain one is the unit."""
+        plain, *several = self.verify_s
+        return _CostTable(self.depth, [plain, *(verify_pace * s for s in several)], draft_pace * self.draft_s)
+
 
 class _Plan:
     """One step: decides with w, the chance that everything drafted so far stands."""
 
     def __init__(self, policy: AdaptivePolicy, table: _CostTable) -> None:
         self.limit = len(table.verify_s) - 1
-        self.spent_s = 0.0
+        self.passes = 0
         self.predicted: list[float] = []
         self._policy = policy
         self._table = table
@@ -197,7 +245,7 @@ class _Plan:
         gain = sum(max(0.0, self._gain(b)) for b in self._usual) / len(self._usual)
         if gain <= self._price * self._table.draft_s:
             return False
-        self.spent_s += self._table.draft_s
+        self.passes += 1
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
@@ -224,3 +272,19 @@ class _Plan:
             chance *= self._mean
             cost += price * self._table.draft_s
         return best
+
+
+class _Probe(_Plan):
+    """A step that drafts one token whatever it is worth, to see whether costs are still what they were."""
+
+    def __init__(self, policy: AdaptivePolicy, table: _CostTable) -> None:
+        super().__init__(policy, table)
+        self.limit = 1
+
+    def runs(self) -> bool:
+        self.passes += 1
+        return True
+
+    def draws(self, confidence: Callable[[], float]) -> bool:
+        self.predicted.append(self._policy.acceptance(confidence()))
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["Curve", "Panel", "save_panels", "save_speedups"]
+__all__ = ["Curve", "Panel", "check_picture_path", "save_panels", "save_speedups"]
 
 _PANEL_INCHES = (5.6, 3.9)
 
@@ -137,6 +138,13 @@ def save_speedups(path: Path, speedups: Sequence[float], *, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     _write(figure, path)
+
+
+def check_picture_path(path: Path) -> None:
+    """Raise InvalidOptionError if no picture can be written to ``path``, before the work that it would show."""
+    _new_figure(path)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidOptionError(f"cannot write {path}: it is no file in a folder that can be written")
 
 
 def _new_figure(path: Path) -> Figure:

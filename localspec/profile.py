@@ -25,6 +25,7 @@ from localspec.registry.partial import store_errors, write_atomically
 
 __all__ = [
     "ConfidenceAt",
+    "DraftTemperatureAt",
     "Estimate",
     "KindAgreement",
     "Profile",
@@ -40,7 +41,7 @@ __all__ = [
     "save",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the file's layout; another one is refused."""
 
 _REMEDY: Final = "measure again with: localspec calibrate"
@@ -144,6 +145,14 @@ class ConfidenceAt:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTemperatureAt:
+    """A temperature of the target, and the draft's that agrees with it better than the same one."""
+
+    temperature: float
+    draft_temperature: float
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerCost:
     """Seconds of a step that no model pass takes: laws, draws, the rule, and all that surrounds them.
 
@@ -191,7 +200,7 @@ class Profile:
         flash_attention: chosen.
         agreement: by kind and temperature.
         confidence: by temperature.
-        draft_temperature: of the draft, if another than the target's is better.
+        draft_temperatures: where the draft agrees better at a temperature other than the target's.
         plain_tokens_per_s: measured without speculation, shortly after the prompt.
         verdicts: one for each agreement.
     """
@@ -207,7 +216,7 @@ class Profile:
     flash_attention: FlashAttention
     agreement: tuple[KindAgreement, ...]
     confidence: tuple[ConfidenceAt, ...]
-    draft_temperature: float | None
+    draft_temperatures: tuple[DraftTemperatureAt, ...]
     plain_tokens_per_s: float
     verdicts: tuple[Verdict, ...]
 
@@ -216,6 +225,11 @@ class Profile:
         """Predicted speed at the best draft length, 0 included, on average over kinds of text and temperatures."""
         gains = [max(verdict.predicted_speedup) for verdict in self.verdicts]
         return self.plain_tokens_per_s * (sum(gains) / len(gains) if gains else 1.0)
+
+    def draft_temperature(self, temperature: float) -> float | None:
+        """Return the draft's temperature for that of the target; None where nothing beats the same one."""
+        chosen = (d.draft_temperature for d in self.draft_temperatures if d.temperature == temperature)
+        return next(chosen, None)
 
     def to_json(self) -> str:
         """Return the text of the file."""

@@ -250,7 +250,7 @@ class Session:
                 measured for a second at the first use.
             rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
                 drafts (``docs/seeds.md``).
-            draft_temperature: the draft's, where it shall not be the target's.
+            draft_temperature: the draft's; default the target's, or what calibration found to agree with it better.
             stop: strings that end the answer and are not part of it.
             raw: take the text as it is.
             special: with ``raw``, let control markers become control tokens.
@@ -264,6 +264,8 @@ class Session:
         """
         params = self.default_params if params is None else params
         transcript = _Transcript(self.vocabulary, stop)
+        if draft_temperature is None and rule != "coupled":  # for which calibration measures nothing
+            draft_temperature = self._calibrated_draft_temperature(params)
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
@@ -324,6 +326,10 @@ class Session:
         if key not in self._policies:
             self._policies[key] = policy_for(self._measured, params, name=name)
         return self._policies[key]
+
+    def _calibrated_draft_temperature(self, params: SamplingParams) -> float | None:
+        profile = self.pair.profile.profile
+        return profile.draft_temperature(params.temperature) if profile is not None else None
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)

@@ -58,9 +58,11 @@ class Spread:
         return f"{self.median:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
-def alternate(sides: Mapping[str, Callable[[], float]], trials: int) -> dict[str, list[float]]:
+def alternate(
+    sides: Mapping[str, Callable[[], float]], trials: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Run every side once to warm up, then ``trials`` rounds of all sides in turn; what they return, by side."""
-    for side in sides.values():
+    for side in sides.values() if warm_up else ():
         side()
     results: dict[str, list[float]] = {name: [] for name in sides}
     for trial in range(trials):

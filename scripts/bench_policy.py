@@ -1,11 +1,23 @@
 """Prediction against measurement, and the automatic policy against every fixed draft length.
 
-    python scripts/bench_policy.py            writes benchmarks/policy.json
+    python scripts/bench_policy.py                   writes benchmarks/policy.json
+    python scripts/bench_policy.py --pairs NAME      measures one pair again, and keeps the others' cells
 
-Both pairs are calibrated first (in processes of their own, at temperature 0.7), so that the profiles are those of
-this run, and on the prompts of the benchmark, so that what is compared is the prediction and not the luck of a text.
+Both pairs are calibrated first, in processes of their own, for ``auto`` to have profiles of this run. Agreement is
+then measured as calibration does it, but on the prompts of the benchmark and several samples of each at a temperature.
 In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take turns;
 trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
+
+At a temperature every side writes a text of its own, and how well 250 tokens happen to be predictable moves its speed
+by a tenth. Two numbers are therefore given for a fixed length: ``raw``, the ratio to plain decoding trial by trial,
+and ``even``, the measured seconds of a step with the tokens per step that the transcript recursion finds on the texts
+of all sides together (each is a sample of the target's law). ``auto`` is compared with the best fixed length on its
+own texts: the seconds it took, and those of as many steps as the fixed length needs for the same text. All are
+medians over trials, since now and then a shared machine stalls.
+
+A prediction has two sources, agreement and costs. On a shared machine costs move within minutes: a pass over one
+token lives on memory bandwidth that neighbours take, a pass over several does not. So ``predicted`` takes costs
+that are sampled anew in every round, with calibration's own formula.
 """
 
 from __future__ import annotations
@@ -14,22 +26,33 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from statistics import harmonic_mean, median
+from statistics import median
+from time import perf_counter
 from typing import Any
 
-from _bench import RESULTS, alternate, ratios, write
+import numpy as np
+from _bench import RESULTS, Spread, alternate, ratios, write
 
-import localspec
-from localspec.calibration.prompts import built_in_prompts
-from localspec.sampling import SamplingParams
+from localspec import GenerationResult, SamplingParams, Session, load_pair
+from localspec.acceptance import Transcript, agreement
+from localspec.backend import Context, Span
+from localspec.backend.llamacpp import LlamaContext
+from localspec.calibration.agreement import AgreementPlan, KindAgreement, observe, summarise
+from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
+from localspec.curves import CostCurve, CostCurves, PassCost
+from localspec.drafters import read_ahead
+from localspec.plans import PlannedContext
+from localspec.profile import predicted_speedups
+from localspec.sampling import make_law
 
 PAIRS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-f16")
 KINDS = ("code", "editing", "prose")
 TEMPERATURES = (0.0, 0.7)
 LENGTHS = (0, 1, 2, 4, 6)
+COST_DEPTH = 96
+SAMPLES = 3
+"""Transcripts of every prompt in the calibration."""
 
 
 def main() -> int:
@@ -37,95 +60,225 @@ def main() -> int:
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--budget", default="150s")
+    parser.add_argument("--budget", default="240s")
     parser.add_argument("--no-calibrate", action="store_true", help="use the profiles there are")
     options = parser.parse_args()
-    cells: list[dict[str, Any]] = []
+    cells = kept(options.pairs)
     for pair in options.pairs:
         if not options.no_calibrate:
-            calibrate(pair, options.budget, options.trials)
-        session = localspec.load_pair(pair, context=2048)
+            calibrate(pair, options.budget)
+        session = load_pair(pair, context=2048)
+        agreements = measure_agreement(session, options.trials, options.tokens)
         for kind in KINDS:
             for temperature in TEMPERATURES:
-                cells.append(cell(session, pair, kind, temperature, options.trials, options.tokens))
+                found = next(a for a in agreements if (a.kind, a.temperature) == (kind, temperature))
+                cells.append(cell(session, pair, found, options.trials, options.tokens))
                 print(line(cells[-1]), file=sys.stderr)
         session.close()
-    errors = [abs(c["predicted"][g] / c["measured"][g]["pooled"] - 1) for c in cells for g in c["predicted"]]
+    errors = [abs(c["predicted"][g] / c["measured"][g]["even"] - 1) for c in cells for g in c["predicted"]]
     summary = {
         "prediction error, median": median(errors),
         "prediction error, worst": max(errors),
-        "auto over best fixed, worst": min(c["auto over best fixed"]["pooled"] for c in cells),
-        "auto over plain, worst": min(c["auto over plain"]["pooled"] for c in cells),
+        "auto over best fixed, worst": min(value(c["auto over best fixed"]) for c in cells),
+        "auto over plain, worst": min(value(c["auto over plain"]) for c in cells),
     }
     settings = {"trials": options.trials, "tokens": options.tokens, "lengths": LENGTHS, "rule": "block"}
     write("policy", settings, {"cells": cells, "summary": summary})
     return 0
 
 
+def kept(pairs: list[str]) -> list[dict[str, Any]]:
+    """Return the cells of other pairs from the last run."""
+    path = RESULTS / "policy.json"
+    if not path.exists():
+        return []
+    cells = json.loads(path.read_text(encoding="utf-8"))["results"]["cells"]
+    return [cell for cell in cells if cell["pair"] not in pairs]
+
+
 def bench_prompts(kind: str, trials: int) -> list[str]:
     return [str(prompt.content) for prompt in built_in_prompts() if prompt.kind == kind][:trials]
 
 
-def calibrate(pair: str, budget: str, trials: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "prompts.jsonl"
-        records = [{"kind": kind, "prompt": text} for kind in KINDS for text in bench_prompts(kind, trials)]
-        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-        untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
-        command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--prompts", str(path), "--json"]
-        command += ["-t", "0.7", *untruncated, "--budget", budget, "--plot", str(RESULTS / f"{pair}.png")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def calibrate(pair: str, budget: str) -> None:
+    untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--json", "-t", "0.7", *untruncated]
+    subprocess.run([*command, "--budget", budget], check=True, stdout=subprocess.DEVNULL)
 
 
-def cell(session: Any, pair: str, kind: str, temperature: float, trials: int, tokens: int) -> dict[str, Any]:
+def measure_agreement(session: Session, trials: int, tokens: int) -> list[KindAgreement]:
+    """Do what calibration does, on the prompts of the benchmark, as long as it takes."""
+    pair, profile = session.pair, session.pair.profile.profile
+    assert pair.draft is not None
+    assert profile is not None
+    target, draft = (
+        LlamaContext(
+            context.model,
+            capacity=640,
+            num_sequences=4,
+            threads=profile.threads,
+            flash_attention=profile.flash_attention,
+        )
+        for context in (pair.target, pair.draft)
+    )
+    found: list[KindAgreement] = []
+    prompts = [CalibrationPrompt(kind, text) for kind in KINDS for text in bench_prompts(kind, trials)]
+    for temperature in TEMPERATURES:
+        plan = AgreementPlan(params=SamplingParams(), temperatures=(temperature,), tokens_per_prompt=tokens)
+        observations = observe(
+            target,
+            draft,
+            prompts * (SAMPLES if temperature else 1),
+            plan,
+            encode=session.encode,
+            ends_generation=session.vocabulary.ends_generation,
+        )
+        found += summarise(list(observations), max_draft_tokens=max(LENGTHS))
+    target.close(), draft.close()
+    return found
+
+
+def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens: int) -> dict[str, Any]:
+    kind, temperature = found.kind, found.temperature
     prompts = bench_prompts(kind, trials)
     params = SamplingParams(temperature=temperature)
+    results: dict[str, list[GenerationResult]] = {}
 
-    def side(num_draft_tokens: int | None) -> Callable[[], float]:
-        turn = iter(range(10**6))
+    def side(name: str, num_draft_tokens: int | None) -> Callable[[], float]:
+        past = results[name] = []
 
         def run() -> float:
-            trial = next(turn)
+            trial = len(past)
             result = session.generate(
                 prompts[trial % len(prompts)],
                 params,
                 max_tokens=tokens,
                 num_draft_tokens=num_draft_tokens,
-                seed=trial,
+                seed=trial + trials * (name == "again"),
             )
-            return float(result.stats.tokens_per_s)
+            past.append(result)
+            return result.stats.tokens_per_s
 
         return run
 
-    speeds = alternate({"auto": side(None)} | {str(g): side(g) for g in LENGTHS}, trials)
-    # All runs emit the same number of tokens: the harmonic mean is tokens per second over all prompts together.
-    pooled = {name: harmonic_mean(values) for name, values in speeds.items()}
-    verdicts = session.pair.profile.profile.verdicts
-    verdict = next(v for v in verdicts if v.kind == kind and v.temperature == temperature)
-    best = max((str(g) for g in LENGTHS), key=pooled.__getitem__)
-
-    def over(name: str, other: str) -> dict[str, float]:
-        spread = ratios(speeds[name], speeds[other])
-        pooled_ratio = pooled[name] / pooled[other]
-        return {"pooled": pooled_ratio, "median": spread.median, "low": spread.low, "high": spread.high}
-
+    # Twice as much of ``auto``: its acceptance is the one thing here that no recursion makes even.
+    sides = {"auto": side("auto", None)} | {str(g): side(str(g), g) for g in LENGTHS} | {"again": side("again", None)}
+    for name in LENGTHS:
+        session.generate(prompts[0], params, max_tokens=4, num_draft_tokens=name, seed=0)
+    costs: dict[tuple[str, int], list[float]] = {}
+    sides |= {"costs": lambda: sample_costs(session, costs)}
+    speeds = alternate(sides, trials, warm_up=False)
+    texts = {
+        name: [transcript(session, prompts[i % len(prompts)], r, params) for i, r in enumerate(past)]
+        for name, past in results.items()
+    }
+    step_s = {g: seconds_per_step(results[str(g)]) for g in LENGTHS}
+    everything = [text for written in texts.values() for text in written]
+    even = {g: steps_of(everything, g) / step_s[g] for g in LENGTHS}
+    own = texts["auto"] + texts["again"]
+    best = max(LENGTHS, key=lambda g: steps_of(own, g) / step_s[g])
+    # The run's own text at the best length's pace, against the run.
+    over_best = [
+        len(text) / steps_of([text], best) * step_s[best] / result.stats.wall_s
+        for result, text in zip(results["auto"] + results["again"], own, strict=True)
+    ]
+    auto = speeds["auto"] + speeds["again"]
+    profile = session.pair.profile.profile
+    assert profile is not None
+    predicted = predicted_speedups(
+        found.block.tokens_per_step,
+        target=curves(costs, "target"),
+        draft=curves(costs, "draft"),
+        depth=COST_DEPTH,
+        sampler=profile.sampler,
+    )
     return {
         "pair": pair,
         "kind": kind,
         "temperature": temperature,
-        "predicted": {str(g): verdict.predicted_speedup[g] for g in LENGTHS[1:]},
-        "measured": {str(g): over(str(g), "0") for g in LENGTHS[1:]},
-        "auto over plain": over("auto", "0"),
-        "auto over best fixed": over("auto", best),
-        "best fixed": int(best),
+        "predicted": {str(g): predicted[g] for g in LENGTHS[1:]},
+        "tokens per step": {
+            str(g): {"predicted": found.block.tokens_per_step[g], "texts": steps_of(everything, g)}
+            for g in LENGTHS[1:]
+        },
+        "measured": {
+            str(g): {
+                "even": even[g] / even[0],
+                "raw": ratios(speeds[str(g)], speeds["0"]),
+            }
+            for g in LENGTHS[1:]
+        },
+        "auto over plain": ratios(auto, speeds["0"] * 2),
+        "auto over best fixed": Spread.of(over_best),
+        "best fixed": best,
+        "texts": {"tokens": sum(map(len, everything)), "auto tokens": sum(map(len, own))},
     }
 
 
+def sample_costs(session: Session, costs: dict[tuple[str, int], list[float]]) -> float:
+    """Time passes as the engine makes them, with ``COST_DEPTH`` tokens in the caches."""
+    profile, draft = session.pair.profile.profile, session.pair.draft
+    assert profile is not None
+    assert draft is not None
+    session.engine.clear()
+    models: list[tuple[str, Context, list[int]]] = [
+        ("target", PlannedContext(session.pair.target, profile.target_plan), [g + 1 for g in LENGTHS]),
+        ("draft", PlannedContext(draft, profile.draft_plan), [1, 2]),
+    ]
+    for name, context, sizes in models:
+        context.decode([Span(0, range(1000, 1000 + COST_DEPTH), 0)])
+        for size in sizes * 3:
+            started = perf_counter()
+            context.decode([Span(0, range(2000, 2000 + size), size if name == "target" else 1)])
+            costs.setdefault((name, size), []).append(perf_counter() - started)
+            context.truncate(0, COST_DEPTH)
+        context.truncate(0, 0)
+    return 0.0
+
+
+def curves(costs: dict[tuple[str, int], list[float]], model: str) -> CostCurves:
+    points = [
+        PassCost(size, size, median(times), 0.0, len(times)) for (name, size), times in costs.items() if name == model
+    ]
+    return CostCurves((CostCurve(COST_DEPTH, tuple(points)),))
+
+
+def seconds_per_step(results: list[GenerationResult]) -> float:
+    """The median over runs; the step that reads the prompt is not counted."""
+    return median(r.stats.wall_s / (r.stats.steps - 1) for r in results)
+
+
+def steps_of(texts: list[Transcript], num_draft_tokens: int) -> float:
+    """Return tokens per step on these texts."""
+    return agreement(texts, max(num_draft_tokens, 1), rule="block").tokens_per_step[num_draft_tokens]
+
+
+def transcript(session: Session, prompt: str, result: GenerationResult, params: SamplingParams) -> Transcript:
+    """Return what both models think of every token of a result but the first, which is never drafted."""
+    session.engine.clear()
+    tokens = session.encode(prompt) + result.tokens
+    scored = result.tokens[1:]
+    # A greedy law's token is certain, and after a near-tie another pass would have it impossible.
+    columns = [[1.0] * len(scored)] if params.greedy else []
+    for context in (session.pair.target, session.pair.draft)[len(columns) :]:
+        assert context is not None
+        read_ahead(context, 0, tokens[: -len(scored) - 1])
+        rows = context.decode([Span(0, tokens[-len(scored) - 1 : -1], len(scored))])[:, : session.vocabulary.size]
+        columns.append([make_law(r, params).prob(token) for r, token in zip(rows, scored, strict=True)])
+        context.truncate(0, 0)
+    return Transcript(np.array(columns[0]), np.array(columns[1]))
+
+
+def value(spread: Any) -> float:
+    """Return the median of a spread of this run, or of one read back."""
+    return float(spread["median"] if isinstance(spread, dict) else spread.median)
+
+
 def line(c: dict[str, Any]) -> str:
-    pairs = [f"{g}: {c['predicted'][g]:.2f}/{c['measured'][g]['pooled']:.2f}" for g in c["predicted"]]
+    pairs = [f"{g}: {c['predicted'][g]:.2f}/{c['measured'][g]['even']:.2f}" for g in c["predicted"]]
     return (
         f"{c['pair']:<24} {c['kind']:<8} T {c['temperature']:<4} predicted/measured {'  '.join(pairs)}"
-        f"  auto {c['auto over plain']['pooled']:.2f} of plain, {c['auto over best fixed']['pooled']:.2f} of best"
+        f"  auto {value(c['auto over plain']):.2f} of plain, {value(c['auto over best fixed']):.2f} of best"
         f" ({c['best fixed']})"
     )
 

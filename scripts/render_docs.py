@@ -95,6 +95,34 @@ def advice(choice: dict[str, Any]) -> str:
     return f"{choice['speedup']:.2f}× with {length}" if length else "do not speculate"
 
 
+def policy_table() -> str:
+    """Return prediction against measurement, and the automatic policy against plain decoding and the best length."""
+    found = load("policy")["results"]
+    lengths = list(found["cells"][0]["predicted"])
+    lines = [
+        f"| target, draft | text | T | {' | '.join(f'γ = {g}' for g in lengths)} | `auto` | over the best γ |",
+        "|---" * (len(lengths) + 5) + "|",
+    ]
+    names = {pair: name for name, pair in PAIRS.items()}
+    for cell in found["cells"]:
+        pairs = [f"{cell['predicted'][g]:.2f} / {cell['measured'][g]['even']:.2f}" for g in lengths]
+        over_best = f"{cell['auto over best fixed']['median']:.2f} ({cell['best fixed']})"
+        auto = f"{cell['auto over plain']['median']:.2f} | {over_best}"
+        lines.append(
+            f"| {names[cell['pair']]} | {cell['kind']} | {cell['temperature']} | {' | '.join(pairs)} | {auto} |"
+        )
+    summary = found["summary"]
+    lines += [
+        "",
+        f"The prediction missed by {summary['prediction error, median']:.1%} in the median and by"
+        f" {summary['prediction error, worst']:.1%} at worst; `auto` reached at least"
+        f" {summary['auto over plain, worst']:.2f} of plain decoding and {summary['auto over best fixed, worst']:.2f}"
+        " of the best fixed length.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def engine_table() -> str:
     data = load("engine")
     results = data["results"]
@@ -172,6 +200,7 @@ PARTS = {
     "transcript": transcript,
     "results": calibration_table,
     "engine": engine_table,
+    "policy": policy_table,
     "rules": rules_table,
     "sampling": sampling_table,
     "backends": backends_table,

@@ -324,3 +324,8 @@ def test_results_are_plain_values():
     found = agreement([Transcript(np.array([0.5]), np.array([0.25]))], 1)
     assert found == Agreement(1, 0.5, (1.0, 1.0), (1.0, 0.5))
     assert all(type(value) is float for value in (*found.tokens_per_step, *found.accepted_prefix))
+
+
+def test_probabilities_that_are_no_list_of_numbers() -> None:
+    with pytest.raises(InvalidOptionError, match="p_y"):
+        tokens_per_step([[0.5], [0.5, 0.5]], [0.5], 1)

@@ -63,8 +63,21 @@ def perfect(rng: random.Random) -> float:
     return 1.0
 
 
-def speed(policy: Policy, costs: Costs, text: Text, *, busy: float = 1.0, tokens: int = 6000, seed: int = 1) -> float:
-    """Run steps as the engine does and return tokens per second, 1 being plain decoding."""
+def speed(
+    policy: Policy,
+    costs: Costs,
+    text: Text,
+    *,
+    busy: float = 1.0,
+    tokens: int = 6000,
+    seed: int = 1,
+    stalls: Sequence[int] = (),
+) -> float:
+    """Run steps as the engine does and return tokens per second, 1 being plain decoding.
+
+    In the steps numbered in ``stalls`` the clock shows 30 passes more, which the returned speed leaves out.
+    """
+    number = 0
     rng, emitted, spent = random.Random(seed), 0, 0.0
     while emitted < tokens:
         plan = policy.plan(emitted)
@@ -85,12 +98,13 @@ def speed(policy: Policy, costs: Costs, text: Text, *, busy: float = 1.0, tokens
                 num_emitted=accepted + 1,
                 depth=emitted,
                 draft_s=draft_s,
-                verify_s=verify_s,
+                verify_s=verify_s + 30.0 * (number in stalls),
                 sampling_s=0.0,
             )
         )
         emitted += accepted + 1
         spent += draft_s + verify_s
+        number += 1
     return emitted / spent * busy
 
 
@@ -148,6 +162,31 @@ def test_the_guard_stops_what_the_clock_shows_to_lose() -> None:
     assert speed(policy, true, code, tokens=4000) >= 0.97
 
 
+@pytest.mark.parametrize("text", [code, prose])
+@pytest.mark.parametrize(
+    ("believed", "true"),
+    [
+        (Costs([1.0, 1.65, 1.85, 1.95, 2.2, 2.25, 2.4, 2.8, 2.7], 0.19), Costs(MEASURED_F16, 0.16)),
+        (Costs(MEASURED_F16, 0.16), Costs([1.0, 1.65, 1.85, 1.95, 2.2, 2.25, 2.4, 2.8, 2.7], 0.19)),
+        (Costs(MEASURED_F16, 0.1), Costs(MEASURED_F16, 0.3)),
+        (Costs(FLAT, 0.1), Costs(STEEP, 0.55)),
+    ],
+)
+def test_curves_that_have_aged(believed: Costs, true: Costs, text: Text) -> None:
+    """Plain decoding has become slower or faster since the curves were measured, and other passes have not."""
+    policy = adaptive(believed, text)
+    reached = speed(policy, true, text)
+    assert reached >= 0.97 * best_fixed(true, text)
+    assert reached >= 0.97
+
+
+@pytest.mark.parametrize("stalls", [(0,), (1,), (20,), (20, 60, 100, 300), range(50, 2000, 50)])
+def test_a_machine_that_stalls_now_and_then_changes_little(stalls: Sequence[int]) -> None:
+    costs = Costs(MEASURED_F16, 0.16)
+    calm = speed(adaptive(costs, code), costs, code)
+    assert speed(adaptive(costs, code), costs, code, stalls=stalls) >= 0.98 * calm
+
+
 def test_it_speculates_again_once_it_pays() -> None:
     """Half a text where the draft is always wrong, then one where it is right."""
     costs = Costs(FLAT, 0.1)
@@ -165,7 +204,7 @@ def test_decisions_never_see_a_drawn_token() -> None:
     assert {name for name in dir(step) if not name.startswith("_")} == {
         "draws",
         "limit",
+        "passes",
         "predicted",
         "runs",
-        "spent_s",
     }

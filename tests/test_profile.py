@@ -14,6 +14,7 @@ from localspec.errors import InvalidOptionError, ProfileError, StoreError
 from localspec.plans import EvaluationPlan
 from localspec.profile import (
     ConfidenceAt,
+    DraftTemperatureAt,
     Estimate,
     KindAgreement,
     Profile,
@@ -64,7 +65,7 @@ def profile(key: ProfileKey = KEY) -> Profile:
             ),
         ),
         confidence=(ConfidenceAt(0.7, ConfidenceModel((0.1, 0.5, 1.0), (0.2, 0.6, 0.9), (0.3, 0.8))),),
-        draft_temperature=None,
+        draft_temperatures=(),
         plain_tokens_per_s=32.5,
         verdicts=(Verdict("code", 0.7, 1, (1.0, 1.2, 1.1)),),
     )
@@ -88,9 +89,12 @@ def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load(path, KEY) == profile()
     assert find(tmp_path / "profiles", KEY) == profile()
     assert [item.name for item in path.parent.iterdir()] == [path.name]
-    other = replace(profile(), draft_temperature=0.5, agreement=(), confidence=(), verdicts=())
+    other = replace(
+        profile(), draft_temperatures=(DraftTemperatureAt(0.8, 0.7),), agreement=(), confidence=(), verdicts=()
+    )
     assert save(tmp_path / "profiles", other) == path
     assert find(tmp_path / "profiles", KEY) == other
+    assert (other.draft_temperature(0.8), other.draft_temperature(0.7)) == (0.7, None)
 
 
 @pytest.mark.parametrize(("part", "value", "words"), DIFFERENCES)
@@ -145,7 +149,7 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda v: v.update(version=2), "its version is 2, and this localspec reads version 1"),
+        (lambda v: v.update(version=1), "its version is 1, and this localspec reads version 2"),
         (lambda v: v.pop("version"), "lacks a version"),
         (lambda v: v.pop("target"), "profile does not have the fields"),
         (lambda v: v.update(extra=1), "profile does not have the fields"),
@@ -155,7 +159,10 @@ Change = Callable[[dict[str, Any]], object]
         (lambda v: v.update(plain_tokens_per_s=None), "profile.plain_tokens_per_s is 'None', which is no float"),
         (lambda v: v.update(plain_tokens_per_s=True), "profile.plain_tokens_per_s is 'True', which is no float"),
         (lambda v: v.update(plain_tokens_per_s=float("inf")), "profile.plain_tokens_per_s is 'inf', which is no"),
-        (lambda v: v.update(draft_temperature="x"), "profile.draft_temperature is 'x', which is no float"),
+        (
+            lambda v: v.update(draft_temperatures=[{"temperature": 1.0, "draft_temperature": "x"}]),
+            r"profile.draft_temperatures\[0\].draft_temperature is 'x', which is no float",
+        ),
         (lambda v: v.update(flash_attention="maybe"), "profile.flash_attention is 'maybe'"),
         (lambda v: v.update(verdicts={}), "profile.verdicts is '{}', which is no tuple"),
         (lambda v: v["target"].update(curves=[]), r"profile.target: curves at depths \[\]"),

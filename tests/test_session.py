@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,14 @@ import pytest
 
 from localspec.backend.llamacpp import LlamaModel
 from localspec.errors import InvalidOptionError, PromptError
+from localspec.generation import Request
+from localspec.profile import DraftTemperatureAt
+from localspec.sampling import SamplingParams
 from localspec.session import Session
+from localspec.tuning import ProfileLookup
 from tests.backend.tiny_models import TOKENS, write_mamba
 from tests.cli.scripted import PROMPT, scripted_session
+from tests.test_profile import profile
 
 SCRIPT = [TOKENS.index(letter) for letter in "abcdefgh"]
 
@@ -82,3 +88,21 @@ def test_a_seed_may_come_from_numpy(session: Session) -> None:
 def test_numbers_that_are_not_whole(session: Session, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError, match=f"{next(iter(options))} is"):
         session.stream(PROMPT, raw=True, num_draft_tokens=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0.6), ({"rule": "coupled"}, None), ({"draft_temperature": 0.9}, 0.9), ({"temperature": 0.5}, None)],
+)
+def test_the_draft_runs_at_the_temperature_that_calibration_found(
+    session: Session, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: float | None
+) -> None:
+    found = replace(profile(), draft_temperatures=(DraftTemperatureAt(0.8, 0.6),))
+    monkeypatch.setattr(session.pair, "profile", ProfileLookup(found, None))
+    requests: list[Request] = []
+    start = session.engine.start
+    monkeypatch.setattr(session.engine, "start", lambda request: requests.append(request) or start(request))
+    params = SamplingParams(temperature=options.pop("temperature", 0.8))
+    session.stream(PROMPT, params, raw=True, num_draft_tokens=2, **options)
+    draft_params = requests[0].draft_params
+    assert (None if draft_params is None else draft_params.temperature) == expected

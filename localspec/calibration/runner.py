@@ -33,6 +33,7 @@ from localspec.loading import LoadedPair
 from localspec.plans import evaluation_plan
 from localspec.profile import (
     ConfidenceAt,
+    DraftTemperatureAt,
     Estimate,
     Profile,
     SamplerCost,
@@ -253,8 +254,6 @@ def _profile(
     agreements: Sequence[KindAgreement],
 ) -> Profile:
     target, draft = curves
-    temperature = settings.params.temperature
-    scaled = [d for d in best_draft_temperatures(observations) if d.temperature == temperature]
     empty = Profile(
         key=key,
         created=datetime.now(UTC).date().isoformat(),
@@ -267,7 +266,9 @@ def _profile(
         flash_attention=setting.flash_attention,
         agreement=tuple(_for_profile(a) for a in agreements),
         confidence=tuple(_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
-        draft_temperature=scaled[0].draft_temperature if scaled else None,
+        draft_temperatures=tuple(
+            DraftTemperatureAt(d.temperature, d.draft_temperature) for d in best_draft_temperatures(observations)
+        ),
         plain_tokens_per_s=1 / (target.seconds(1, PROFILE_DEPTH) + sampler.plain_s),
         verdicts=(),
     )

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.backends import compare_backends
-from localspec.cli.options import model_options, sampling_options, sampling_params
+from localspec.cli.options import candidate_options, sampling_options, sampling_params
 from localspec.cli.running import open_session, profile_options
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from localspec.calibration.report import Findings, MeasuredSpeed
     from localspec.calibration.runner import Calibration, CalibrationSettings
-    from localspec.profile import Profile
+    from localspec.profile import Profile, Verdict
     from localspec.session import Session
 
 __all__ = ["calibrate"]
 
 _QUICK_BUDGET_S = 40.0
 _FULL_BUDGET_S = 180.0
-_VALIDATION_ROUNDS = 3
+_VALIDATION_ROUNDS = 5
 _VALIDATION_TOKENS = 64
 
 
 @click.command()
-@model_options
+@candidate_options
 @sampling_options
 @click.option("--backends", metavar="NAME,...", help="Measure with each, as llamacpp,ik, and keep the faster one.")
 @click.option("--derive", metavar="TYPE,...", help="Also try these quantisations of the draft, made on the spot.")
@@ -60,34 +60,44 @@ def calibrate(
     """Measure what passes cost and how often drafts are accepted, and keep what follows as this pair's profile.
 
     generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
-    (--draft A,B or --derive Q4_0,Q8_0) are ranked by predicted speed.
+    (--draft A --draft B, or --derive Q4_0,Q8_0) are ranked by predicted speed.
     """
-    if values.pop("no_draft"):
-        raise InvalidOptionError("calibrating needs a draft; leave out --no-draft")
     params = sampling_params(values)
     if backends is not None:
         if show or plot:
             raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
         compare_backends(backends, as_json=as_json)
         return
+    drafts: tuple[str, ...] = values.pop("drafts")
     if show:
-        _show(values, as_json)
+        _refuse_measuring(derive=derive, prompts=prompts, budget=budget, quick=quick, validate=validate, plot=plot)
+        _show(values, drafts, as_json)
         return
+    if plot:
+        from localspec.plots import check_picture_path
+
+        check_picture_path(Path(plot))  # before minutes of measuring
     seconds = _seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
     settings = _settings(params, prompts, max_gamma, seconds, quick)
-    results = [_measure(dict(values, draft=draft), settings, validate) for draft in _drafts(values, derive)]
+    results = [_measure(dict(values, draft=draft), settings, validate) for draft in _drafts(values, drafts, derive)]
     results.sort(key=lambda result: -_best_speed(result[1]))
     calibration, findings = results[0]
-    if plot:
-        from localspec.calibration.report import save_picture
-
-        save_picture(Path(plot), findings)
     if as_json:
         click.echo(json.dumps(_as_json(calibration, findings)))
     else:
         _print(calibration, findings)
     if len(results) > 1:
         _rank(results)
+    if plot:
+        from localspec.calibration.report import save_picture
+
+        save_picture(Path(plot), findings)
+
+
+def _refuse_measuring(**given: object) -> None:
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise InvalidOptionError(f"--show measures nothing and cannot use --{names[0]}; leave out one of them")
 
 
 def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float, quick: bool) -> CalibrationSettings:
@@ -108,9 +118,8 @@ def _seconds(text: str) -> float:
     return float(match[1]) * (60 if match[2] and match[2].startswith("m") else 1)
 
 
-def _drafts(values: dict[str, Any], derive: str | None) -> list[str | None]:
+def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
     """Return the drafts to try, by name or path; None stands for the pair's own."""
-    named = [name for name in (values["draft"] or "").split(",") if name]
     drafts: list[str | None] = [*named] or [None]
     for type_name in filter(None, (derive or "").split(",")):
         drafts.append(_derived(values, named[0] if named else None, type_name.strip().upper()))
@@ -249,13 +258,17 @@ def _rank(results: list[tuple[Calibration, Findings]]) -> None:
     click.echo("drafts by predicted speed:", err=True)
     for _, findings in results:
         click.echo(f"  {_best_speed(findings):6.1f} tokens/s  {findings.draft}", err=True)
+    click.echo(f"the report is about the fastest, {results[0][1].draft}", err=True)
 
 
-def _show(values: dict[str, Any], as_json: bool) -> None:
+def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> None:
     from localspec.errors import ProfileError
     from localspec.loading import choose_backend, find_files
     from localspec.tuning import look_up_profile
 
+    if len(drafts) > 1:
+        raise InvalidOptionError(f"--show is about one pair, and {len(drafts)} drafts are named; give one of them")
+    values["draft"] = drafts[0] if drafts else None
     files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
     if files.draft is None:
         raise InvalidOptionError("a profile belongs to a pair; name the draft with --draft, or use --pair")
@@ -275,10 +288,25 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
 def _summary(profile: Profile) -> Iterator[str]:
     yield f"threads {profile.threads}, flash attention {profile.flash_attention}"
     yield f"plain decoding {profile.plain_tokens_per_s:.1f} tokens/s"
-    for verdict in profile.verdicts:
-        best = verdict.best_num_draft_tokens
-        advice = f"draft {best}, {verdict.predicted_speedup[best]:.2f}x" if best else "do not speculate"
-        yield f"{verdict.kind:<14} T {verdict.temperature:<4g} {advice}"
+    for change in profile.draft_temperatures:
+        yield f"at temperature {change.temperature:g} the draft runs at {change.draft_temperature:g}"
+    if not any(verdict.best_num_draft_tokens for verdict in profile.verdicts):
+        yield "do not speculate with this pair on this machine"
+        return
+    temperatures = sorted({verdict.temperature for verdict in profile.verdicts})
+    found = {(verdict.kind, verdict.temperature): verdict for verdict in profile.verdicts}
+    yield "tokens to draft, and the speed that predicts, plain decoding being 1"
+    yield f"{'temperature':14}" + "".join(f"{temperature:<14g}" for temperature in temperatures).rstrip()
+    for kind in dict.fromkeys(verdict.kind for verdict in profile.verdicts):
+        cells = [_advice(found.get((kind, temperature))) for temperature in temperatures]
+        yield f"{kind:14.13}" + "".join(f"{cell:14}" for cell in cells).rstrip()
+
+
+def _advice(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "-"
+    best = verdict.best_num_draft_tokens
+    return f"{best} ({verdict.predicted_speedup[best]:.2f})" if best else "none"
 
 
 def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
-__all__ = ["generation_options", "model_options", "sampling_options", "sampling_params"]
+__all__ = ["candidate_options", "generation_options", "model_options", "sampling_options", "sampling_params"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,31 +56,54 @@ def _apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return decorate
 
 
+_PAIR_OPTIONS = (
+    click.option("--pair", metavar="NAME", help="A pair from `localspec models list`; default the default pair."),
+    click.option("--target", metavar="NAME|FILE", help="The model to run, in place of a pair."),
+)
+_LOADING_OPTIONS = (
+    click.option(
+        "--ctx",
+        "context",
+        type=int,
+        default=4096,
+        show_default=True,
+        help="Tokens of prompt and answer together.",
+    ),
+    click.option("--threads", type=int, help="Threads per pass; default the physical cores at hand."),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "llamacpp", "ik"]),
+        default="auto",
+        show_default=True,
+        metavar="auto|llamacpp|ik",
+        help="What evaluates: llama.cpp, ik_llama.cpp, or the one that `calibrate --backends` found fastest.",
+    ),
+    click.option("--template", metavar="NAME|FILE", help="A chat template, in place of the model's own."),
+)
+
+
 def model_options(command: Command) -> Command:
     """Add the options that choose and load models; their values make the arguments of ``load_pair``."""
     return _apply(
-        click.option("--pair", metavar="NAME", help="A pair from `localspec models list`; default the default pair."),
-        click.option("--target", metavar="NAME|FILE", help="The model to run, in place of a pair."),
+        *_PAIR_OPTIONS,
         click.option("--draft", metavar="NAME|FILE", help="The draft model to go with it."),
         click.option("--no-draft", is_flag=True, help="Load no draft: plain decoding."),
+        *_LOADING_OPTIONS,
+    )(command)
+
+
+def candidate_options(command: Command) -> Command:
+    """Add the options that load models, with any number of drafts to choose between."""
+    return _apply(
+        *_PAIR_OPTIONS,
         click.option(
-            "--ctx",
-            "context",
-            type=int,
-            default=4096,
-            show_default=True,
-            help="Tokens of prompt and answer together.",
+            "--draft",
+            "drafts",
+            multiple=True,
+            metavar="NAME|FILE",
+            help="A draft model to go with it; several are compared.",
         ),
-        click.option("--threads", type=int, help="Threads per pass; default the physical cores at hand."),
-        click.option(
-            "--backend",
-            type=click.Choice(["auto", "llamacpp", "ik"]),
-            default="auto",
-            show_default=True,
-            metavar="auto|llamacpp|ik",
-            help="What evaluates: llama.cpp, ik_llama.cpp, or the one that `calibrate --backends` found fastest.",
-        ),
-        click.option("--template", metavar="NAME|FILE", help="A chat template, in place of the model's own."),
+        *_LOADING_OPTIONS,
     )(command)
 
 
@@ -156,7 +179,9 @@ def generation_options(command: Command) -> Command:
             metavar="block|token|coupled",
             help="Verification rule; all are exact. With coupled the text depends on the seed and on no draft.",
         ),
-        click.option("--draft-temperature", type=float, help="The draft's own; default the target's."),
+        click.option(
+            "--draft-temperature", type=float, help="The draft's own; default what calibrate found, or the target's."
+        ),
         click.option("--seed", type=int, help="Repeat a run; default a fresh one."),
         click.option(
             "--max-tokens",

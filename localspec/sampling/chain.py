@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.errors import InvalidLogitsError
+from localspec.errors import InvalidLogitsError, InvalidOptionError
 from localspec.sampling.laws import DenseLaw, Floats, Ids, Law, SparseLaw, starts
 from localspec.sampling.params import SamplingParams, Stage
 
@@ -106,11 +106,22 @@ def law(logits: Floats, params: SamplingParams, history: Sequence[int] = ()) -> 
     array([0.731, 0.   , 0.269])
     >>> law(np.array([2.0, 0.0, 1.0]), SamplingParams(presence_penalty=1), history=[0]).round(3)
     array([0.422, 0.155, 0.422])
+
+    Raises:
+        InvalidLogitsError: as ``make_law``.
+        InvalidOptionError: ``logits`` is not one row of numbers, or ``history`` no list of token ids.
     """
-    logits = np.asarray(logits)
+    try:
+        logits, seen = np.asarray(logits), np.asarray(history)
+    except (TypeError, ValueError) as error:
+        raise InvalidOptionError(f"logits or history is not an array of numbers: {error}") from None
+    if logits.ndim != 1 or not logits.size or logits.dtype.kind not in "fiu":
+        raise InvalidOptionError(f"logits have shape {logits.shape} and hold {logits.dtype}; give one row, [V]")
+    if seen.ndim != 1 or (seen.size and not np.issubdtype(seen.dtype, np.integer)):
+        raise InvalidOptionError(f"history has shape {seen.shape} and holds {seen.dtype}; give token ids, [N]")
     if logits.dtype not in (np.float32, np.float64):
         logits = logits.astype(np.float64)
-    return make_law(logits, params, history).dense(len(logits))
+    return make_law(logits, params, seen.astype(np.int64)).dense(len(logits))
 
 
 def _complaint(logits: Floats, top: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeGuard, cast, get_args
+
+import numpy as np
 
 from localspec.errors import InvalidOptionError
 
@@ -84,6 +86,10 @@ class SamplingParams:
     sampler_order: SamplerOrder = "llamacpp"
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):  # numpy's numbers are as good, but JSON and hashes want Python's
+                object.__setattr__(self, field.name, value.item())
         _check("temperature", self.temperature, low=0.0, high=1e6, remedy="0 is greedy, 0.8 is usual")
         if 0 < self.temperature < 1e-5:
             raise InvalidOptionError(f"temperature is {self.temperature!r}; use 0 for greedy, or 1e-5 and more")

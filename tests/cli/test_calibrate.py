@@ -87,7 +87,16 @@ def test_a_small_pair_from_no_profile_to_one(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--no-draft",), ("--budget", "soon"), ("--max-gamma", "0"), ("-t", "-1"), ("--show", "--pair", "nothing")],
+    [
+        ("--show", "--quick"),
+        ("--show", "--draft", "a", "--draft", "b"),
+        ("--plot", "no/such/folder/p.png"),
+        ("--plot", "p.mp4"),
+        ("--budget", "soon"),
+        ("--max-gamma", "0"),
+        ("-t", "-1"),
+        ("--show", "--pair", "nothing"),
+    ],
 )
 def test_wrong_usage_is_one_line(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path))

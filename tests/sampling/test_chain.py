@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from localspec.errors import InvalidLogitsError
+from localspec.errors import InvalidLogitsError, InvalidOptionError
 from localspec.sampling import LLAMACPP_DEFAULTS, DenseLaw, RecentTokens, SamplingParams, SparseLaw, law, make_law
 from tests.sampling.chain_reference import reference
 from tests.strategies import chain_params, logit_rows
@@ -190,3 +190,15 @@ def test_few_survivors_make_a_sparse_law_and_many_a_dense_one() -> None:
     assert isinstance(wide, DenseLaw)
     assert (wide.weights == 0).any()
     assert wide.dense(20_000).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("logits", [[], [[1.0, 2.0]], 1.0, ["a", "b"], [[1.0], [1.0, 2.0]], None, [1j]])
+def test_what_is_no_row_of_logits(logits: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="logits"):
+        law(logits, SamplingParams())
+
+
+@pytest.mark.parametrize("history", [["a"], [0.5], [[1]], [[1], [1, 2]], 3])
+def test_what_is_no_history(history: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="history"):
+        law([1.0, 2.0], SamplingParams(presence_penalty=1), history)

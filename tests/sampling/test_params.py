@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from localspec.errors import InvalidOptionError
@@ -125,3 +126,11 @@ def test_which_cuts_are_on_and_in_which_order() -> None:
     assert all(
         bool(params.stages) == params.truncates for params in (SamplingParams(), SamplingParams(typical_p=0.5), first)
     )
+
+
+def test_numbers_of_numpy() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(40))  # type: ignore[arg-type]
+    assert params == SamplingParams(temperature=0.5, top_k=40)
+    assert (type(params.temperature), type(params.top_k)) == (float, int)
+    with pytest.raises(InvalidOptionError, match=r"top_k is 2\.5"):
+        SamplingParams(top_k=np.float64(2.5))  # type: ignore[arg-type]
