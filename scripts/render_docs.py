@@ -143,7 +143,9 @@ def engine_table() -> str:
 
 
 def backends_table() -> str:
-    """Return what ``bench_backends.py`` measured: passes, generation, and noise between passes."""
+    """Return what ``bench_backends.py`` measured: passes, generation, noise between passes; nothing before that."""
+    if not (ROOT / "benchmarks" / "backends.json").exists():
+        return ""
     data = load("backends")
     results, passes = data["results"], data["results"]["passes"]
     sizes = passes["target"]["sizes"]
