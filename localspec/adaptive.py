@@ -17,13 +17,18 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Protocol
 
+from localspec.averages import ForgettingRatio
 from localspec.confidence import ConfidenceModel
 from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
 
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
-_PROBE_AFTER = 128  # steps that drafted nothing
+_EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
+_CATCH_UP_STEPS = 64  # over which it must pay for what a draft that was left behind has to read
+_PROBE_AFTER = 128  # steps that copied nothing
+_PROBE_CHANCE = 0.5  # of a copied token that is worth trying for that reason
+_LEAST_GAIN = 0.05  # tokens a copy must be expected to gain: what it gains less is noise
 
 
 class Costs(Protocol):
@@ -31,7 +36,11 @@ class Costs(Protocol):
 
     @property
     def max_draft_tokens(self) -> int:
-        """The longest draft whose verification was measured."""
+        """The longest draft to make with a model."""
+
+    @property
+    def max_lookup_tokens(self) -> int:
+        """The most tokens to copy."""
 
     def verify_s(self, num_tokens: int, depth: int) -> float:
         """Return seconds of a target pass over ``num_tokens`` with a row each, after ``depth`` tokens."""
@@ -47,27 +56,6 @@ UNCALIBRATED = ConfidenceModel(
 
 
 @dataclass(slots=True)
-class _Average:
-    """An exponentially forgetting mean of ratios: Σ numerators / Σ denominators, starting from a prior."""
-
-    numerator: float
-    denominator: float
-    keep: float
-
-    def add(self, numerator: float, denominator: float) -> None:
-        self.numerator = self.keep * self.numerator + numerator
-        self.denominator = self.keep * self.denominator + denominator
-
-    def add_ratio(self, ratio: float) -> None:
-        """Add one ratio; a pass that was held up counts as twice as slow as usual at most."""
-        self.add(min(max(ratio, 0.5 * self.value), 2.0 * self.value), 1.0)
-
-    @property
-    def value(self) -> float:
-        return self.numerator / self.denominator
-
-
-@dataclass(slots=True)
 class Guard:
     """Stops speculation that the clock shows to lose, and lets it try again later.
 
@@ -80,11 +68,15 @@ class Guard:
         credit: plain tokens that may be lost before speculation stops.
         pause_tokens: plain tokens after that; doubled after each further stop, up to a limit.
         renewal_steps: steps after which a plain one renews what plain decoding takes.
+        waits: whether it also waits for ``renew`` then: a draft model would have to read all that was written
+            meanwhile, which by itself may cost a tenth of plain decoding; a new text has to be read anyway.
     """
 
     credit: float = 8.0
     pause_tokens: int = 256
     renewal_steps: int = 128
+    waits: bool = False
+    _stopped: bool = False
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _steps_since_plain: int = 0
     _plain_steps: int = 0
@@ -94,34 +86,40 @@ class Guard:
     @property
     def allows(self) -> bool:
         """Whether the next step may speculate."""
-        return self._plain_steps >= 2 and self._resting <= 0 and self._steps_since_plain < self.renewal_steps
+        rests = self._resting > 0 or (self._stopped and self.waits)
+        return self._plain_steps >= 2 and not rests and self._steps_since_plain < self.renewal_steps
 
     @property
     def pace(self) -> float:
         """Seconds of a plain step by the clock / by its curve."""
         return median_low(self._plain) if self._plain else 1.0
 
-    def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float) -> None:
+    def renew(self) -> None:
+        """Allow another try, if the pause is over: a new text begins."""
+        self._stopped = self._resting > 0
+
+    def observe(self, outcome: StepOutcome, plain_cost_s: float, usual_s: float, *, speculated: bool) -> None:
         """Take note of a step.
 
         Args:
             outcome: of the step.
             plain_cost_s: what a plain step takes by the curve.
             usual_s: what such a step usually takes by the clock; one that was held up counts as twice that.
+            speculated: whether it was more than a plain step.
         """
         spent_s = outcome.draft_s + outcome.verify_s + outcome.sampling_s
         self._steps_since_plain += 1
         if outcome.num_drafted == 0:
             self._plain.append((spent_s - outcome.draft_s) / plain_cost_s)
             self._steps_since_plain = 0
-        if outcome.num_drafted == 0 and outcome.draft_s < 0.01 * outcome.verify_s:
+        if not speculated:
             self._plain_steps += 1
             self._resting -= outcome.num_emitted
             return
         plain_s = plain_cost_s * self.pace
         self._debt = max(0.0, self._debt + min(spent_s, 2 * usual_s) / plain_s - outcome.num_emitted)
         if self._debt > self.credit:
-            self._resting = self.pause_tokens
+            self._resting, self._stopped = self.pause_tokens, True
             self.pause_tokens = min(4096, 2 * self.pause_tokens)
             self._debt = self.credit / 2  # a second loss is believed sooner
 
@@ -131,37 +129,61 @@ class AdaptivePolicy:
 
     Args:
         costs: measured seconds per pass.
-        confidence: what the draft's confidence says about acceptance.
-        worthwhile: False where calibration found that speculation does not pay; then nothing is drafted, and not
-            even the prompt is read by the draft.
-        guard: what stops a losing streak.
+        confidence: what the draft model's confidence says about acceptance.
+        worthwhile: whether a draft model may be used; False where there is none, or where calibration found that it
+            does not pay: then it does not even read the prompt.
+        lookup: whether tokens may be copied from earlier text.
+        guard: what stops a losing streak of the draft model.
     """
 
     def __init__(
-        self, costs: Costs, confidence: ConfidenceModel, *, worthwhile: bool = True, guard: Guard | None = None
+        self,
+        costs: Costs,
+        confidence: ConfidenceModel,
+        *,
+        worthwhile: bool = True,
+        lookup: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self.costs = costs
         self.confidence = confidence
         self.worthwhile = worthwhile
-        self.guard = guard or Guard()
+        self.lookup = lookup
+        self.guard = guard or Guard(waits=True)
+        # Of its own: neither way to draft shall stop because the other one loses. Copies are long and come in runs
+        # that hit or miss together, so that luck swings wider: a credit of 8 would end them in texts where they win.
+        self.lookup_guard = Guard(credit=32.0)
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
-        self._correction = _Average(20.0, 20.0, 0.98)
+        self._correction = ForgettingRatio(20.0, 20.0, keep=0.98)
         # What passes over several tokens, and the draft's, take by the clock, relative to plain ones.
-        self._verify_pace = _Average(4.0, 4.0, 0.95)
-        self._draft_pace = _Average(4.0, 4.0, 0.95)
+        self._verify_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
+        self._draft_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
+        self._explored = 0
         self._idle_steps = 0
-        self._throughput: _Average | None = None
+        self._throughput: ForgettingRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
 
+    def renew(self) -> None:
+        """Try the draft model once more where it did not pay before: a new text begins."""
+        self._explored = min(self._explored, _EXPLORED - 1)
+        self.guard.renew()
+
     def plan(self, depth: int) -> DraftPlan:
         """Return the plan of the next step."""
-        if not self.worthwhile or not self.guard.allows:
+        drafts = self.worthwhile and self.guard.allows
+        copies = self.lookup and self.lookup_guard.allows
+        if not (drafts or copies):
             return _PLAIN
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
-        plan = _Probe if self._idle_steps >= _PROBE_AFTER else _Plan
-        self._plan = plan(self, self._table.scaled(self._verify_pace.value, self._draft_pace.value))
+        plan: type[_Plan] = _Plan
+        if drafts and self._explored < _EXPLORED:
+            plan = _Trial
+        elif copies and self._idle_steps >= _PROBE_AFTER:
+            plan = _CopyProbe
+        table = self._table.scaled(self._verify_pace.value, self._draft_pace.value)
+        self._plan = plan(self, table, drafts=drafts, copies=copies)
         return self._plan
 
     def acceptance(self, confidence: float) -> float:
@@ -173,6 +195,12 @@ class AdaptivePolicy:
         """How much more is accepted than the model says."""
         return self._correction.value
 
+    def catch_up_s(self, num_lacking: int, depth: int) -> float:
+        """Return what reading so many tokens costs the draft, beyond the one or two that every step has to read."""
+        if num_lacking <= 2:
+            return 0.0
+        return self.costs.draft_s(num_lacking, depth) - self.costs.draft_s(1, depth)
+
     def throughput(self, depth: int) -> float:
         """Return tokens per second by the curves, as recent steps reached it; at least plain decoding's."""
         plain = 1.0 / self.costs.verify_s(1, depth)
@@ -182,29 +210,42 @@ class AdaptivePolicy:
         """Learn from a finished step."""
         plan, self._plan = self._plan, None
         plain_s = self.costs.verify_s(1, outcome.depth)
-        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan.passes)
-        self.guard.observe(outcome, plain_s, cost_s * self.guard.pace)
+        cost_s = plain_s if plan is None else self._learn_costs(outcome, plan)
+        self._watch(outcome, plain_s, cost_s * self.guard.pace, plan)
         if plan is None:
             return
+        self._explored += plan.passes > 0 and outcome.num_drafted > 0
         self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
         if self._throughput is None:
-            self._throughput = _Average(10.0, 10.0 * plain_s, 0.95)
+            self._throughput = ForgettingRatio(10.0, 10.0 * plain_s, keep=0.95)
         self._throughput.add(outcome.num_emitted, cost_s)
         # Positions up to the first rejection were judged; those after it were not.
         judged = plan.predicted[: min(outcome.num_accepted + 1, outcome.num_drafted)]
         if judged:
             self._correction.add(outcome.num_accepted, sum(judged))
 
-    def _learn_costs(self, outcome: StepOutcome, passes: int) -> float:
+    def _learn_costs(self, outcome: StepOutcome, plan: _Plan) -> float:
         """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
         verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
         if outcome.num_drafted:
             self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
             verify_s *= self._verify_pace.value
-        draft_s = passes * self.costs.draft_s(1, outcome.depth)
+        draft_s = 0.0  # without a draft model a pass costs infinitely much
+        if plan.passes:
+            one_s = self.costs.draft_s(1, outcome.depth)
+            draft_s = plan.passes * one_s + plan.catch_up_s
         if draft_s:
             self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
         return verify_s + draft_s * self._draft_pace.value
+
+    def _watch(self, outcome: StepOutcome, plain_s: float, usual_s: float, plan: _Plan | None) -> None:
+        """Tell the guards: a plain step to both, any other to the one it concerns."""
+        copied = plan is not None and plan.copied > 0
+        ran = plan is not None and plan.passes > 0
+        if not copied:
+            self.guard.observe(outcome, plain_s, usual_s, speculated=ran)
+        if not ran:
+            self.lookup_guard.observe(outcome, plain_s, usual_s, speculated=copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +258,8 @@ class _CostTable:
 
     @classmethod
     def at(cls, depth: int, costs: Costs) -> _CostTable:
-        verify_s = [costs.verify_s(n + 1, depth) for n in range(costs.max_draft_tokens + 1)]
+        longest = max(costs.max_draft_tokens, costs.max_lookup_tokens)
+        verify_s = [costs.verify_s(n + 1, depth) for n in range(longest + 1)]
         return cls(depth, verify_s, costs.draft_s(1, depth))
 
     def scaled(self, verify_pace: float, draft_pace: float) -> _CostTable:
@@ -229,9 +271,12 @@ class _CostTable:
 class _Plan:
     """One step: decides with w, the chance that everything drafted so far stands."""
 
-    def __init__(self, policy: AdaptivePolicy, table: _CostTable) -> None:
-        self.limit = len(table.verify_s) - 1
+    def __init__(self, policy: AdaptivePolicy, table: _CostTable, *, drafts: bool, copies: bool) -> None:
+        self.limit = policy.costs.max_draft_tokens if drafts else 0
+        self.lookup_limit = policy.costs.max_lookup_tokens if copies else 0
         self.passes = 0
+        self.catch_up_s = 0.0
+        self.copied = 0
         self.predicted: list[float] = []
         self._policy = policy
         self._table = table
@@ -240,11 +285,27 @@ class _Plan:
         self._usual = [min(1.0, b * policy.correction) for b in policy.confidence.typical]
         self._mean = sum(self._usual) / len(self._usual)
 
-    def runs(self) -> bool:
+    def copies(self, chances: Sequence[float]) -> int:
+        """Return the number of copied tokens that gains most, if that is more than the model may be expected to."""
+        tokens, chance, best, count = 0.0, 1.0, _LEAST_GAIN, 0
+        plain_s = self._table.verify_s[0]
+        for n, acceptance in enumerate(chances, 1):
+            chance *= acceptance
+            tokens += chance
+            gain = tokens - self._price * (self._table.verify_s[n] - plain_s)
+            if gain > best:
+                best, count = gain, n
+        if count and self.limit and best < self._next_gain():
+            return 0
+        self.copied = count
+        return count
+
+    def runs(self, num_lacking: int = 1) -> bool:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
-        gain = sum(max(0.0, self._gain(b)) for b in self._usual) / len(self._usual)
-        if gain <= self._price * self._table.draft_s:
+        catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
+        if self._next_gain() <= self._price * catch_up_s / _CATCH_UP_STEPS:
             return False
+        self.catch_up_s += catch_up_s
         self.passes += 1
         return True
 
@@ -257,6 +318,11 @@ class _Plan:
         self._chance *= acceptance
         return True
 
+    def _next_gain(self) -> float:
+        """Return the tokens gained by running the draft once more and going on as far as it pays, net of cost."""
+        gain = sum(max(0.0, self._gain(b)) for b in self._usual) / len(self._usual)
+        return gain - self._price * self._table.draft_s
+
     def _gain(self, acceptance: float) -> float:
         """Return the tokens gained by drawing the next token, net of cost, and going on as far as it pays.
 
@@ -266,7 +332,7 @@ class _Plan:
         tokens, chance = 0.0, self._chance * acceptance
         cost = -price * self._table.verify_s[drafted]
         best = float("-inf")
-        for verify_s in self._table.verify_s[drafted + 1 :]:
+        for verify_s in self._table.verify_s[drafted + 1 : self.limit + 1]:
             tokens += chance
             best = max(best, tokens - cost - price * verify_s)
             chance *= self._mean
@@ -274,17 +340,28 @@ class _Plan:
         return best
 
 
-class _Probe(_Plan):
-    """A step that drafts one token whatever it is worth, to see whether costs are still what they were."""
+class _Trial(_Plan):
+    """A step that drafts one token at least, whatever it is worth, to see whether costs are what they were."""
 
-    def __init__(self, policy: AdaptivePolicy, table: _CostTable) -> None:
-        super().__init__(policy, table)
-        self.limit = 1
-
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
+        if self.passes:
+            return super().runs(num_lacking)
+        self.catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
         self.passes += 1
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
-        self.predicted.append(self._policy.acceptance(confidence()))
+        if self.predicted:
+            return super().draws(confidence)
+        acceptance = self._policy.acceptance(confidence())
+        self.predicted.append(acceptance)
+        self._chance = acceptance
         return True
+
+
+class _CopyProbe(_Plan):
+    """A step that copies one token whatever it is worth, for the same reason."""
+
+    def copies(self, chances: Sequence[float]) -> int:
+        self.copied = 1 if chances[0] >= _PROBE_CHANCE else 0
+        return self.copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +28,13 @@ class DraftRequest:
     Attributes:
         sequence: its number.
         history: all its tokens, the last one not yet evaluated by the target.
-        limit: the most tokens to draft, at least 1.
-        plan: decides token by token.
+        limit: the most tokens there is room for, at least 1.
+        plan: decides how many, token by token.
         params: how draft laws are made.
         noise: where the draws come from.
         coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
+        prompt_length: of the first tokens of the history; the time to read these is not the step's.
+        progress: called as by ``read_ahead`` while a draft reads a prompt, and may raise.
     """
 
     sequence: int
@@ -41,6 +44,8 @@ class DraftRequest:
     params: SamplingParams
     noise: StepNoise
     coupled_seed: int | None = None
+    prompt_length: int = 0
+    progress: Progress | None = None
 
     def draw(self, law: Law, index: int) -> int:
         """Return a token drawn from ``law``, to be the step's drafted token number ``index``, from 0."""
@@ -51,20 +56,15 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class Draft:
-    """Drafted tokens and, for each, the law it was drawn from."""
+    """Drafted tokens and, for each, the law it was drawn from; ``prefill_s`` is the time it took to read a prompt."""
 
     tokens: list[int] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
+    prefill_s: float = field(default=0.0, compare=False)
 
 
 class Drafter(Protocol):
     """Proposes continuations."""
-
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
-        """Read ``history`` ahead of drafting, so that ``draft`` is not charged with a prompt.
-
-        ``progress`` is called as by ``read_ahead``, and may raise.
-        """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, drafting all sequences together."""
@@ -117,16 +117,11 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
-    def prefill(self, sequence: int, history: Sequence[int], progress: Progress | None = None) -> None:
-        """Read all but the last token, unless that is so little that the first draft pass takes it along."""
-        if len(history) - self.context.length(sequence) > 2:
-            read_ahead(self.context, sequence, history[:-1], progress)
-
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
         drafts = [Draft() for _ in requests]
         active = [(r, d, RecentTokens(r.params, r.history)) for r, d in zip(requests, drafts, strict=True)]
-        while active := [entry for entry in active if len(entry[1].tokens) < entry[0].limit and entry[0].plan.runs()]:
+        while active := [entry for entry in active if self._goes_on(entry[0], entry[1])]:
             rows = self.context.decode([Span(r.sequence, self._missing(r, d), 1) for r, d, _ in active])
             active = [entry for entry, row in zip(active, rows, strict=True) if self._draw(*entry, row)]
         return drafts
@@ -134,6 +129,21 @@ class ModelDrafter:
     def keep(self, sequence: int, length: int) -> None:
         """Truncate the draft's cache."""
         self.context.truncate(sequence, length)
+
+    def _goes_on(self, request: DraftRequest, draft: Draft) -> bool:
+        if len(draft.tokens) >= min(request.limit, request.plan.limit):
+            return False
+        held = self.context.length(request.sequence)
+        read = max(request.prompt_length, held)  # a prompt is read once, and no matter of this step
+        if not request.plan.runs(len(request.history) + len(draft.tokens) - read):
+            return False
+        if not draft.tokens:
+            started = perf_counter()
+            read_ahead(self.context, request.sequence, request.history[: request.prompt_length], request.progress)
+            draft.prefill_s = perf_counter() - started
+            # What was written without drafts comes on top, but for what one pass can take.
+            read_ahead(self.context, request.sequence, request.history[: -self.context.chunk])
+        return True
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:
         held = self.context.length(request.sequence)

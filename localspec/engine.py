@@ -141,10 +141,10 @@ class Engine:
             # The first token does not wait for the draft to read the prompt, whatever the caches hold.
             if g.stats.steps > 0 and (request := self._draft_request(g)):
                 requests[i] = request
-                started = perf_counter()
-                self.drafter.prefill(g.sequence, g.history, g.request.progress)
-                g.draft_prefill_s += perf_counter() - started
+        if not requests:
+            return drafts
         for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
+            generations[i].draft_prefill_s = draft.prefill_s
             end = len(self._evaluable(draft.tokens)) + 1
             drafts[i] = Draft(draft.tokens[:end], draft.laws[:end])
         return drafts
@@ -153,13 +153,23 @@ class Engine:
         depth = len(g.history)
         room = min(g.request.max_tokens - g.stats.tokens, self.target.capacity - depth) - 1
         plan = g.request.policy.plan(depth)
-        limit = min(plan.limit, room)
+        limit = min(max(plan.limit, plan.lookup_limit), room)
         if limit < 1:
             return None
         params = g.request.draft_params or g.request.params
         noise = StepNoise(g.request.seed, depth, Stream.DRAFT)
         coupled_seed = g.request.seed if g.request.rule == "coupled" else None
-        return DraftRequest(g.sequence, g.history, limit, plan, params, noise, coupled_seed)
+        return DraftRequest(
+            g.sequence,
+            g.history,
+            limit,
+            plan,
+            params,
+            noise,
+            coupled_seed=coupled_seed,
+            prompt_length=g.stats.prompt_tokens,
+            progress=g.request.progress,
+        )
 
     def _evaluable(self, tokens: list[int]) -> list[int]:
         """Return the tokens before the first one the target does not have.
@@ -178,6 +188,7 @@ class Engine:
         # What was drafted past an end is no evidence about the draft.
         num_drafted = min(len(draft.tokens), len(emitted)) if g.finish_reason == "stop" else len(draft.tokens)
         now = perf_counter()
+        prefill_s = g.draft_prefill_s
         g.count(Step(emitted, num_accepted), num_drafted, times, now - started, now)
         if g.stats.steps > 1:  # the first pass read the prompt, and says nothing about decoding
             g.request.policy.observe(
@@ -186,9 +197,10 @@ class Engine:
                     num_accepted=num_accepted,
                     num_emitted=len(emitted),
                     depth=depth,
-                    draft_s=times.draft_s,
+                    draft_s=times.draft_s - prefill_s,
                     verify_s=times.verify_s,
                     sampling_s=now - started,
+                    prefill_s=prefill_s,
                 )
             )
         return Step(emitted, num_accepted)

@@ -19,7 +19,7 @@ from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile, remembered_backend
 
-__all__ = ["LoadedPair", "ModelFiles", "choose_backend", "find_files", "load_models"]
+__all__ = ["LoadedPair", "ModelFiles", "check_rollback", "choose_backend", "find_files", "load_models"]
 
 MAX_CONTEXT = 1 << 24
 """Beyond any model; a guard against a slip of the keyboard."""
@@ -141,7 +141,7 @@ def load_models(
     contexts = [_context(model, lookup.profile, context, num_sequences, threads) for model in models]
     if len(contexts) > 1:
         for loaded, header in zip(contexts, headers, strict=True):
-            _check_rollback(loaded, header)
+            check_rollback(loaded, header)
     draft_context = contexts[1] if len(contexts) > 1 else None
     return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup, files.sampling)
 
@@ -171,7 +171,12 @@ def _context(
     )
 
 
-def _check_rollback(context: NativeContext, header: ModelHeader) -> None:
+def check_rollback(context: NativeContext, header: ModelHeader) -> None:
+    """Try whether an empty context can take tokens back.
+
+    Raises:
+        RollbackError: it cannot, so nothing can be drafted for it or by it.
+    """
     tokens = [min(token, header.vocabulary_size - 1) for token in (300, 400, 500)]
     if context.capacity > len(tokens) and not can_roll_back(context, tokens):
         raise RollbackError(

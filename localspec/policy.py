@@ -6,7 +6,7 @@ throws away: a drawn token is always verified, or the output would not follow th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,9 +27,10 @@ class StepOutcome:
         num_accepted: of these, how many stand.
         num_emitted: tokens emitted, the recovered or bonus token included.
         depth: tokens in the target's cache when the step began.
-        draft_s: seconds in the drafter.
+        draft_s: seconds in the drafter, without what it took the draft to read a prompt.
         verify_s: seconds in the target's pass.
         sampling_s: seconds in the verification rule.
+        prefill_s: seconds in which the draft read a prompt: once, and no matter of this step's length.
     """
 
     num_drafted: int
@@ -39,6 +40,7 @@ class StepOutcome:
     draft_s: float
     verify_s: float
     sampling_s: float
+    prefill_s: float = 0.0
 
 
 class DraftPlan(Protocol):
@@ -46,10 +48,24 @@ class DraftPlan(Protocol):
 
     @property
     def limit(self) -> int:
-        """The most tokens to draft; 0 is plain decoding."""
+        """The most tokens to draft with a model; 0 leaves it alone."""
 
-    def runs(self) -> bool:
-        """Whether to run the draft forward for one more law."""
+    @property
+    def lookup_limit(self) -> int:
+        """The most tokens to copy from earlier text; 0 does not look for any."""
+
+    def copies(self, chances: Sequence[float]) -> int:
+        """Return how many tokens to copy, at most as many as ``chances``; 0 leaves the step to the model.
+
+        ``chances`` has, for each token that followed the match, the chance that it is accepted if those before are.
+        """
+
+    def runs(self, num_lacking: int = 1) -> bool:
+        """Whether to run the draft forward for one more law.
+
+        ``num_lacking`` tokens have to be read for it: one, or two after a step whose drafts all stood, or many where
+        steps before did not run the draft.
+        """
 
     def draws(self, confidence: Callable[[], float]) -> bool:
         """Whether to draw from that law; ``confidence`` returns its largest probability.
@@ -72,14 +88,20 @@ class Policy(Protocol):
 class FixedPolicy:
     """Draft the same number of tokens in every step.
 
+    Attributes:
+        limit: tokens drafted with a model.
+        lookup_limit: tokens copied wherever the text repeats itself, in place of the model's.
+
     Raises:
-        InvalidOptionError: the number is not between 0 and MAX_DRAFT_TOKENS.
+        InvalidOptionError: a number is not between 0 and MAX_DRAFT_TOKENS.
     """
 
     limit: int
+    lookup_limit: int = 0
 
     def __post_init__(self) -> None:
         check_num_draft_tokens(self.limit)
+        check_num_draft_tokens(self.lookup_limit)
 
     def plan(self, depth: int) -> DraftPlan:
         """Return itself: every step is alike."""
@@ -88,7 +110,11 @@ class FixedPolicy:
     def observe(self, outcome: StepOutcome) -> None:
         """Ignore the outcome."""
 
-    def runs(self) -> bool:
+    def copies(self, chances: Sequence[float]) -> int:
+        """Return all there are."""
+        return len(chances)
+
+    def runs(self, num_lacking: int = 1) -> bool:
         """Return True."""
         return True
 

@@ -10,21 +10,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
+from localspec.adaptive import AdaptivePolicy
 from localspec.backend import Context
 from localspec.backend.choice import BackendChoice
 from localspec.backend.vocabulary import Vocabulary
-from localspec.drafters import ModelDrafter
+from localspec.drafters import Drafter, ModelDrafter
 from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, ProfileError
+from localspec.errors import InvalidOptionError, ProfileError, RollbackError
 from localspec.generation import FinishReason, Generation, Request, Stats, Step
-from localspec.loading import LoadedPair, load_models
+from localspec.loading import LoadedPair, check_rollback, load_models
+from localspec.lookup import LookupDrafter, LookupOrModel
 from localspec.plans import PlannedContext
 from localspec.policy import FixedPolicy, Policy
 from localspec.profile import Profile
 from localspec.sampling import SamplingParams, check_rule, fresh_seed
 from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, template_source
-from localspec.tuning import PolicyName, RoughProfile, measure_roughly, policy_for
+from localspec.tuning import DrafterName, PolicyName, RoughProfile, measure_roughly, policy_for
 
 __all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
@@ -167,30 +169,39 @@ class Session:
         pair: the files, contexts and vocabulary.
         engine: the loop over them.
         default_params: llama.cpp's defaults, and above them what the target's entry in models.toml recommends.
+        drafter: where drafts come from unless a generation says otherwise; "model" without one is plain decoding.
     """
 
-    def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None) -> None:
+    def __init__(self, pair: LoadedPair, *, template: ChatTemplate | None, drafter: DrafterName = "auto") -> None:
         self.pair = pair
+        self.drafter = drafter
         self.vocabulary = pair.target.model.vocabulary
         self._encoder = PromptEncoder(self.vocabulary, template, name=pair.target.model.path.name)
         self._busy = threading.Lock()
         self._measured: Profile | RoughProfile | None = pair.profile.profile
-        self._policies: dict[tuple[PolicyName, float], Policy] = {}
+        self._policies: dict[tuple[PolicyName, DrafterName, float], Policy] = {}
         profile = pair.profile.profile
         target: Context = pair.target
         self.default_params = pair.default_params
-        drafter = None
+        lookup = LookupDrafter(ends_generation=self.vocabulary.ends_generation)
+        proposer: Drafter = lookup
         if pair.draft is not None:
             draft: Context = pair.draft
             if profile is not None:
                 target = PlannedContext(target, profile.target_plan)
                 draft = PlannedContext(draft, profile.draft_plan)
-            drafter = ModelDrafter(
+            model = ModelDrafter(
                 draft,
                 vocabulary_size=self.vocabulary.size,
                 ends_generation=self.vocabulary.ends_generation,
             )
-        self.engine = Engine(target, drafter, ends_generation=self.vocabulary.ends_generation)
+            proposer = LookupOrModel(lookup, model)
+        self.engine = Engine(target, proposer, ends_generation=self.vocabulary.ends_generation)
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is anything to draft with."""
+        return self.pair.draft is not None or self.drafter != "model"
 
     @property
     def context(self) -> int:
@@ -229,6 +240,7 @@ class Session:
         seed: int | None = None,
         num_draft_tokens: int | None = None,
         policy: PolicyName | Policy = "adaptive",
+        drafter: DrafterName | None = None,
         rule: str = "block",
         draft_temperature: float | None = None,
         stop: Iterable[str] = (),
@@ -247,7 +259,10 @@ class Session:
             num_draft_tokens: tokens drafted per step; 0 does not speculate. Default as ``policy`` decides.
             policy: what ``Session.policy`` returned, or a name: "adaptive" decides token by token what pays,
                 "calibrated" takes the length that calibration found best on average. Without a profile costs are
-                measured for a second at the first use.
+                measured for a second at the first use of a draft model.
+            drafter: where drafts come from: "model", "lookup" (what followed when the text's end occurred before), or
+                "auto", for each step whichever should gain more, by a set ``num_draft_tokens`` the model if there is
+                one. Default the session's.
             rule: "block", "token" or "coupled"; all are exact. With "coupled" the text depends on the seed and not on
                 drafts (``docs/seeds.md``).
             draft_temperature: the draft's; default the target's, or what calibration found to agree with it better.
@@ -272,7 +287,7 @@ class Session:
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else _seed(seed),
             rule=check_rule(rule),
-            policy=self.policy(num_draft_tokens, policy, params) if isinstance(policy, str) else policy,
+            policy=self.policy(num_draft_tokens, policy, params, drafter) if isinstance(policy, str) else policy,
             draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
             watch=transcript.watch,
             progress=progress,
@@ -297,35 +312,65 @@ class Session:
             (step,) = self.engine.step([generation])
         return step
 
-    def policy(self, num_draft_tokens: int | None, name: PolicyName, params: SamplingParams) -> Policy:
+    def policy(
+        self,
+        num_draft_tokens: int | None,
+        name: PolicyName,
+        params: SamplingParams,
+        drafter: DrafterName | None = None,
+    ) -> Policy:
         """Return what decides how much to draft; arguments as ``stream``.
 
         Raises:
-            InvalidOptionError: there is no draft to speculate with, or no such policy.
+            InvalidOptionError: there is nothing to draft with, or no such policy or drafter.
             ProfileError: "calibrated" is asked for and there is no profile.
         """
-        draft = self.pair.draft
+        if drafter == "model" and self.pair.draft is None:
+            raise InvalidOptionError("there is no draft model; name one with --draft, or use the drafter lookup")
+        source = self._source(num_draft_tokens, drafter or self.drafter)
         if num_draft_tokens is not None:
-            if num_draft_tokens and draft is None:
-                raise InvalidOptionError(
-                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
-                )
-            return FixedPolicy(num_draft_tokens)
-        if draft is None:
-            return FixedPolicy(0)
+            return FixedPolicy(0, num_draft_tokens) if source == "lookup" else FixedPolicy(num_draft_tokens)
         if name not in get_args(PolicyName):
             raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
+        if self.pair.draft is None and (source == "model" or name == "calibrated"):
+            return FixedPolicy(0)
+        if name == "calibrated" and source == "lookup":
+            raise InvalidOptionError("the policy calibrated is for draft models; use adaptive with lookup")
+        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
+        key = (name, source, params.temperature)
+        if key not in self._policies:
+            self._policies[key] = policy_for(self._measure(name, source), params, name=name, drafter=source)
+        policy = self._policies[key]
+        if isinstance(policy, AdaptivePolicy):
+            policy.renew()
+        return policy
+
+    def _source(self, num_draft_tokens: int | None, drafter: DrafterName) -> DrafterName:
+        """Return where drafts come from here and now."""
+        if drafter not in get_args(DrafterName):
+            raise InvalidOptionError(f"drafter is {drafter!r}; use one of {', '.join(get_args(DrafterName))}")
+        alone = self.pair.draft is None
+        if drafter == "model" and alone and num_draft_tokens:
+            raise InvalidOptionError(
+                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, draft by lookup"
+                " (--drafter lookup), or use --gamma 0"
+            )
+        if drafter != "auto":
+            return drafter
+        if alone:
+            return "lookup"
+        return "auto" if num_draft_tokens is None else "model"
+
+    def _measure(self, name: PolicyName, source: DrafterName) -> Profile | RoughProfile | None:
+        """Return what is known of costs, measured if a draft model needs it and it is not known."""
         if self._measured is None:
             if name == "calibrated":
                 raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
-            with self._exclusively():
-                self.engine.clear()
-                self._measured = measure_roughly(self.pair.target, draft)
-        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
-        key = (name, params.temperature)
-        if key not in self._policies:
-            self._policies[key] = policy_for(self._measured, params, name=name)
-        return self._policies[key]
+            if self.pair.draft is not None and source != "lookup":
+                with self._exclusively():
+                    self.engine.clear()
+                    self._measured = measure_roughly(self.pair.target, self.pair.draft)
+        return self._measured
 
     def _calibrated_draft_temperature(self, params: SamplingParams) -> float | None:
         profile = self.pair.profile.profile
@@ -353,6 +398,7 @@ def load_pair(
     target: str | Path | None = None,
     draft: str | Path | None = None,
     use_draft: bool = True,
+    drafter: DrafterName = "auto",
     context: int = 4096,
     threads: int | None = None,
     template: str | None = None,
@@ -365,8 +411,9 @@ def load_pair(
     Args:
         pair: a pair's name (``localspec models list``); default the default pair, unless ``target`` is given.
         target: a model's name or the path of a GGUF file, in place of a pair.
-        draft: the same for the draft; without one, a ``target`` decodes plainly.
-        use_draft: False leaves the draft of a pair out.
+        draft: the same for the draft; without one, a ``target`` drafts by lookup.
+        use_draft: False leaves the draft of a pair out, and decodes plainly unless ``drafter`` says otherwise.
+        drafter: "auto", "model" or "lookup", see ``Session.stream``; with "lookup" no draft is loaded.
         context: tokens that prompt and answer share.
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
@@ -381,18 +428,34 @@ def load_pair(
     >>> session = load_pair(target="big.gguf", draft="small.gguf")     # doctest: +SKIP
     >>> session.generate("Why is the sky blue?", max_tokens=64).text   # doctest: +SKIP
     """
+    if drafter not in get_args(DrafterName):
+        raise InvalidOptionError(f"drafter is {drafter!r}; use one of {', '.join(get_args(DrafterName))}")
+    if drafter == "model" and not use_draft:
+        raise InvalidOptionError("the drafter is model and the draft is switched off; give one of the two options")
+    if drafter == "model" and target is not None and draft is None:
+        raise InvalidOptionError("the drafter is model and there is none; name it with --draft, or use lookup")
+    if not use_draft and drafter == "auto":
+        drafter = "model"  # of which there is none
     loaded = load_models(
         pair,
         target=target,
         draft=draft,
-        use_draft=use_draft,
+        use_draft=use_draft and drafter != "lookup",
         context=context,
         threads=threads,
         use_profile=use_profile,
         backend=backend,
         progress=progress,
     )
-    return Session(loaded, template=_template(loaded, template))
+    if loaded.draft is None and drafter != "model":
+        try:
+            check_rollback(loaded.target, loaded.target_header)
+        except RollbackError:
+            if drafter == "lookup":
+                loaded.close()
+                raise
+            drafter = "model"
+    return Session(loaded, template=_template(loaded, template), drafter=drafter)
 
 
 def _seed(value: SupportsIndex) -> int:

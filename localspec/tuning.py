@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -22,6 +23,8 @@ from localspec.sampling import SamplingParams
 
 __all__ = [
     "PROFILE_DEPTH",
+    "DrafterName",
+    "GuessedCosts",
     "PolicyName",
     "ProfileLookup",
     "RoughProfile",
@@ -35,11 +38,14 @@ __all__ = [
 
 PolicyName = Literal["adaptive", "calibrated"]
 
+DrafterName = Literal["auto", "model", "lookup"]
+"""Where drafts come from: a draft model, the text itself, or for each step whichever should gain more."""
+
 PROFILE_DEPTH = 256
 """Tokens in the cache for which speedups are predicted: a short chat, or a function being written."""
 
 _WORTHWHILE = 1.02  # predicted speedup below which the noise of a machine is larger than the gain
-_ROUGH_SIZES = (1, 2, 4, 8)
+_ROUGH_SIZES = (1, 2, 4, 8, 16)
 _POOLED = "all"
 
 
@@ -123,7 +129,7 @@ class RoughProfile:
 
 
 def measure_roughly(target: Context, draft: Context) -> RoughProfile:
-    """Measure a few passes over both models, two of each; sequence 0 is emptied.
+    """Measure a few passes over both models, one or two of each; sequence 0 is emptied.
 
     Enough to see whether verification is cheap, not enough to trust for more than a session.
     """
@@ -139,7 +145,7 @@ def _rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
         if size > context.capacity:
             break
         times = []
-        for _ in range(3):  # the first builds the graph of this size
+        for _ in range(3 if size < 8 else 2):  # the first builds the graph of this size
             started = perf_counter()
             context.decode([Span(0, [token] * size, size)])
             times.append(perf_counter() - started)
@@ -162,7 +168,8 @@ class _Costs:
         self._draft = draft
         self._target_plan, self._draft_plan = plans
         self._sampler = sampler or SamplerCost()
-        self.max_draft_tokens = max(target.sizes) - 1
+        self.max_lookup_tokens = max(target.sizes) - 1
+        self.max_draft_tokens = self.max_lookup_tokens
 
     def verify_s(self, num_tokens: int, depth: int) -> float:
         sampling_s = self._sampler.plain_s
@@ -174,23 +181,53 @@ class _Costs:
         return self._draft_plan.seconds(self._draft, num_tokens, depth)
 
 
+class GuessedCosts:
+    """Costs of a target alone, in passes over one token: a guess that the adaptive policy corrects by the clock.
+
+    It has no profile, and timing passes before the first word would take longer than a short answer may gain. The
+    guess lies between machines with many cores and with few.
+    """
+
+    max_draft_tokens = 0
+    max_lookup_tokens = 16
+
+    def verify_s(self, num_tokens: int, depth: int) -> float:
+        """Return the cost of a pass over ``num_tokens``."""
+        return _GUESS.seconds(num_tokens)
+
+    def draft_s(self, num_tokens: int, depth: int) -> float:
+        """Return infinity: there is no draft model."""
+        return inf
+
+
+_GUESS = CostCurve(
+    0, tuple(PassCost(n, n, s, 0.0, 1) for n, s in ((1, 1.0), (2, 1.4), (4, 1.9), (8, 2.8), (16, 3.5)))
+)
+
+
 def policy_for(
-    source: Profile | RoughProfile,
+    source: Profile | RoughProfile | None,
     params: SamplingParams,
     *,
     name: PolicyName = "adaptive",
+    drafter: DrafterName = "auto",
     max_draft_tokens: int = 8,
 ) -> Policy:
     """Return the policy that measured costs and agreement recommend for these sampling settings.
 
     Args:
-        source: what was measured.
+        source: what was measured; None for a target alone, whose costs are guessed and corrected.
         params: the temperature decides which of the profile's agreements counts: the nearest.
-        name: "adaptive" decides token by token; "calibrated" uses the best length on average.
-        max_draft_tokens: the longest draft.
+        name: "adaptive" decides token by token; "calibrated" uses the draft model, by the best length on average.
+        drafter: where drafts may come from.
+        max_draft_tokens: the longest draft of a model.
     """
+    lookup = drafter != "model"
+    if source is None:
+        return AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=lookup)
     if isinstance(source, RoughProfile):
-        return AdaptivePolicy(_limited(_Costs(source.target, source.draft), max_draft_tokens), UNCALIBRATED)
+        costs = _limited(_Costs(source.target, source.draft), max_draft_tokens)
+        return AdaptivePolicy(costs, UNCALIBRATED, worthwhile=drafter != "lookup", lookup=lookup)
     speedups = {a.kind: _speedups(source, a) for a in _at_temperature(source, params.temperature)}
     gains = [max(speed) for speed in speedups.values()]
     if name == "calibrated":
@@ -201,7 +238,8 @@ def policy_for(
     return AdaptivePolicy(
         _limited(_Costs(source.target, source.draft, plans, source.sampler), max_draft_tokens),
         model,
-        worthwhile=max(gains) >= _WORTHWHILE,
+        worthwhile=drafter != "lookup" and max(gains) >= _WORTHWHILE,
+        lookup=lookup,
     )
 
 

@@ -4,7 +4,7 @@
     python scripts/bench_policy.py --pairs NAME      measures one pair again, and keeps the others' cells
 
 Both pairs are calibrated first, in processes of their own, for ``auto`` to have profiles of this run. Agreement is
-then measured as calibration does it, but on the prompts of the benchmark and several samples of each at a temperature.
+then measured as calibration does it, on the prompts of the benchmark and several samples of each at a temperature.
 In every cell, of a pair, a kind of text and a temperature, plain decoding, fixed lengths and ``auto`` take turns;
 trial i of all sides runs the same prompt. Speed is tokens after the first per second after the first.
 

@@ -212,9 +212,6 @@ class ScriptedDrafter:
         self.draws = 0
         self.kept: dict[int, int] = {}
 
-    def prefill(self, sequence: int, history: Sequence[int], progress: object = None) -> None:
-        assert history
-
     def keep(self, sequence: int, length: int) -> None:
         self.kept[sequence] = length
 
@@ -224,7 +221,8 @@ class ScriptedDrafter:
     def _one(self, request: DraftRequest) -> Draft:
         assert request.limit >= 1
         draft = Draft()
-        while len(draft.tokens) < request.limit and request.plan.runs():
+        limit = min(request.limit, request.plan.limit)
+        while len(draft.tokens) < limit and request.plan.runs():
             proposal = self._script(request, [*request.history, *draft.tokens], len(draft.tokens))
             if proposal is None or not request.plan.draws(lambda law=proposal[1]: law.confidence):
                 break

@@ -6,15 +6,17 @@ Acceptance is drawn with fixed seeds. Bounds are several standard errors away fr
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from localspec.adaptive import AdaptivePolicy
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
 from localspec.confidence import ConfidenceModel
 from localspec.policy import FixedPolicy, Policy, StepOutcome
+from localspec.tuning import GuessedCosts
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4]
 STEEP = [1.0, 1.56, 2.08, 2.5, 3.19, 3.6, 4.0, 4.27, 4.6]  # Q4_K_M on two cores
@@ -29,6 +31,10 @@ class Costs:
 
     @property
     def max_draft_tokens(self) -> int:
+        return len(self.verify) - 1
+
+    @property
+    def max_lookup_tokens(self) -> int:
         return len(self.verify) - 1
 
     def verify_s(self, num_tokens: int, depth: int) -> float:
@@ -77,13 +83,13 @@ def speed(
 
     In the steps numbered in ``stalls`` the clock shows 30 passes more, which the returned speed leaves out.
     """
-    number = 0
+    number, lacking = 0, 1
     rng, emitted, spent = random.Random(seed), 0, 0.0
     while emitted < tokens:
         plan = policy.plan(emitted)
         chances: list[float] = []
         passes = 0
-        while len(chances) < plan.limit and plan.runs():
+        while len(chances) < plan.limit and plan.runs(lacking if not chances else 1):
             passes += 1
             chance = text(rng)
             if not plan.draws(lambda chance=chance: chance):  # type: ignore[misc]
@@ -91,6 +97,10 @@ def speed(
             chances.append(chance)
         accepted = next((i for i, chance in enumerate(chances) if rng.random() >= chance), len(chances))
         draft_s, verify_s = busy * passes * costs.draft, busy * costs.verify[len(chances)]
+        if passes and lacking > 2:
+            draft_s += busy * (costs.draft_s(lacking, emitted) - costs.draft)
+        lacking = accepted + 1 - len(chances) if passes else lacking + accepted + 1
+        lacking = max(1, lacking)
         policy.observe(
             StepOutcome(
                 num_drafted=len(chances),
@@ -188,23 +198,193 @@ def test_a_machine_that_stalls_now_and_then_changes_little(stalls: Sequence[int]
 
 
 def test_it_speculates_again_once_it_pays() -> None:
-    """Half a text where the draft is always wrong, then one where it is right."""
+    """A text where the draft is always wrong, then others where it is right."""
     costs = Costs(FLAT, 0.1)
     policy = adaptive(costs, code)
     speed(policy, costs, hopeless, tokens=1000)
+    policy.renew()
     speed(policy, costs, code, tokens=3000)
     assert speed(policy, costs, code, tokens=3000) >= 0.9 * best_fixed(costs, code)
 
 
 def test_decisions_never_see_a_drawn_token() -> None:
-    """The plan is told confidences only, before the draw: nothing in its interface carries a token."""
+    """The plan is told confidences and chances only, before the draw: nothing in its interface carries a token."""
     plan = adaptive(Costs(FLAT, 0.1), code)
     plan.guard._plain_steps = 2
     step = plan.plan(0)
     assert {name for name in dir(step) if not name.startswith("_")} == {
+        "catch_up_s",
+        "copied",
+        "copies",
         "draws",
         "limit",
+        "lookup_limit",
         "passes",
         "predicted",
         "runs",
     }
+
+
+# --- copies -------------------------------------------------------------------------------------------------------
+
+
+def lookup_policy(costs: Costs, *, model: bool = False, usual: Text = code) -> AdaptivePolicy:
+    rng = random.Random(0)
+    confidence = confidence_model([usual(rng) for _ in range(32)])
+    return AdaptivePolicy(costs, confidence, worthwhile=model, lookup=True)
+
+
+def outcome(emitted: int, spent: float, *, drafted: int = 0) -> StepOutcome:
+    return StepOutcome(
+        num_drafted=drafted,
+        num_accepted=emitted - 1,
+        num_emitted=emitted,
+        depth=0,
+        draft_s=0.0,
+        verify_s=spent,
+        sampling_s=0.0,
+    )
+
+
+def ready(policy: AdaptivePolicy) -> AdaptivePolicy:
+    for _ in range(2):
+        policy.plan(0)
+        policy.observe(outcome(1, 1.0))
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("verify", "chance", "count"),
+    [
+        (FLAT, 0.95, 8),
+        (FLAT, 0.02, 0),
+        (STEEP, 0.2, 0),
+        (STEEP, 0.5, 0),
+        (STEEP, 0.98, 8),
+        ([1.0, 1.5, 2.0, 9.0], 1.0, 2),
+        ([1.0, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5], 0.99, 6),
+    ],
+)
+def test_as_many_are_copied_as_pay(verify: list[float], chance: float, count: int) -> None:
+    plan = ready(lookup_policy(Costs(verify, 0.1))).plan(0)
+    assert plan.limit == 0
+    assert plan.lookup_limit == len(verify) - 1
+    assert plan.copies([chance] * plan.lookup_limit) == count
+
+
+def test_copies_and_a_model_are_weighed_by_the_same_rule() -> None:
+    plan = ready(lookup_policy(Costs(FLAT, 0.05), model=True)).plan(0)
+    assert plan.limit == 8
+    assert plan.copies([0.99] * 8) == 8, "as good as the model's, and free"
+    assert ready(lookup_policy(Costs(FLAT, 0.05), model=True)).plan(0).copies([0.3] * 8) == 0, "the model does better"
+    assert ready(lookup_policy(Costs(FLAT, 0.05))).plan(0).copies([0.3] * 8) > 0, "where there is one"
+    assert ready(lookup_policy(Costs(FLAT, 0.9), model=True)).plan(0).copies([0.3] * 8) > 0, "and it is not too dear"
+
+
+def test_neither_way_to_draft_stops_because_the_other_loses() -> None:
+    policy = ready(lookup_policy(Costs(FLAT, 0.05), model=True))
+    for _ in range(30):
+        plan = policy.plan(0)
+        if plan.lookup_limit and plan.copies([0.99] * 8):
+            policy.observe(outcome(1, 3.0, drafted=8))
+    assert policy.plan(0).lookup_limit == 0
+    assert policy.plan(0).limit == 8
+    policy = ready(lookup_policy(Costs(FLAT, 0.05), model=True))
+    for _ in range(30):
+        if policy.plan(0).limit and policy.plan(0).runs():
+            plan = policy.plan(0)
+            plan.runs()
+            policy.observe(outcome(1, 3.0, drafted=1))
+    assert policy.plan(0).limit == 0
+    assert policy.plan(0).lookup_limit == 8
+
+
+def test_lookup_rests_only_while_plain_tokens_pass() -> None:
+    policy = ready(lookup_policy(Costs(FLAT, 0.05)))
+    while policy.plan(0).copies([0.99] * 8):
+        policy.observe(outcome(1, 3.0, drafted=8))
+        if not policy.lookup_guard.allows:
+            break
+    for _ in range(255):
+        assert policy.plan(0).lookup_limit == 0
+        policy.observe(outcome(1, 1.0))
+    policy.observe(outcome(1, 1.0))
+    assert policy.plan(0).lookup_limit == 8
+
+
+def test_reading_a_prompt_is_no_loss() -> None:
+    """What the draft's first reading takes says nothing about the steps that follow."""
+    policy = ready(adaptive(Costs(FLAT, 0.05), code))
+    plan = policy.plan(0)
+    plan.runs()
+    policy.observe(replace(outcome(2, 1.1, drafted=1), prefill_s=100.0))
+    assert policy.plan(0).limit == 8
+
+
+@dataclass(frozen=True)
+class Copying:
+    """A text whose matches have lengths that tell how sure they are; the record knows them already."""
+
+    chances: Sequence[float]
+    share: float
+
+    def speed(self, policy: AdaptivePolicy, verify: Sequence[float], *, busy: float = 1.0, seed: int = 1) -> float:
+        """Run steps as the engine does and return tokens per plain pass, by true costs ``verify``."""
+        rng, emitted, spent = random.Random(seed), 0, 0.0
+        while emitted < 6000:
+            plan = policy.plan(emitted)
+            count, chance = 0, 0.0
+            if plan.lookup_limit and rng.random() < self.share:
+                chance = rng.choice(self.chances)
+                count = plan.copies([chance] * plan.lookup_limit)
+            accepted = next((i for i in range(count) if rng.random() >= chance), count)
+            took = busy * verify[count]
+            policy.observe(replace(outcome(accepted + 1, took, drafted=count), depth=emitted))
+            emitted += accepted + 1
+            spent += took
+        return emitted / spent * busy
+
+
+LONG_STEEP = [1.0, 1.56, 2.08, 2.5, 3.19, 3.6, 4.0, 4.27, 4.4, 4.5, 4.6, 4.7, 4.8, 4.9, 5.0, 5.1, 5.2]
+LONG_FLAT = [1.0 + 0.04 * n for n in range(17)]
+
+
+@pytest.mark.parametrize("verify", [LONG_STEEP, LONG_FLAT])
+@pytest.mark.parametrize("busy", [1.0, 7.0, 0.02])
+def test_costs_that_are_learned_serve_as_well_as_measured_ones(verify: list[float], busy: float) -> None:
+    text = Copying([0.97, 0.9, 0.6], share=0.5)
+    measured = text.speed(lookup_policy(Costs(verify, 0.0)), verify)
+    learned = text.speed(
+        AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=True), verify, busy=busy
+    )
+    assert measured > 1.3
+    assert learned > 0.95 * measured
+
+
+@pytest.mark.parametrize("chances", [[0.0], [0.3], [0.5, 0.1]])
+def test_hopeless_copies_are_left_alone_whatever_is_guessed(chances: list[float]) -> None:
+    """The record may even be right about them, and wrong costs stop them all the same."""
+    policy = AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=True)
+    assert Copying(chances, share=0.5).speed(policy, LONG_STEEP) > 0.985
+    policy = AdaptivePolicy(GuessedCosts(), UNCALIBRATED, worthwhile=False, lookup=True)
+    assert Copying([0.95], share=0.3).speed(policy, [1.0 + n for n in range(17)]) > 0.97
+
+
+def test_copies_are_tried_again_in_case_costs_have_changed() -> None:
+    """After 128 idle steps one token that is likely enough is copied, whatever it is worth; not one that is not."""
+    policy = ready(lookup_policy(Costs(STEEP, 0.1)))
+    policy._verify_pace.add(1000.0, 1.0)
+    for _ in range(127):
+        assert policy.plan(0).copies([0.99] * 8) == 0
+        policy.observe(outcome(1, 1.0))
+    policy.plan(0)
+    policy.observe(outcome(1, 1.0))
+    assert policy.plan(0).copies([0.4] * 8) == 0
+    policy.observe(outcome(1, 1.0))
+    assert policy.plan(0).copies([0.6] * 8) == 1
+    assert policy.plan(0).limit == 0, "there is no model to probe"
+
+
+def test_without_a_draft_model_its_passes_are_priceless() -> None:
+    assert GuessedCosts().draft_s(1, 0) == math.inf
+    assert GuessedCosts().verify_s(1, 0) == 1.0

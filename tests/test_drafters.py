@@ -106,17 +106,25 @@ def test_what_the_cache_holds_is_not_read_again() -> None:
     history = [1, 2, 0, *draft.tokens, 3]
     before = context.tokens_read
     maker.keep(0, len(history) - 1)
-    maker.prefill(0, history)
-    assert context.tokens_read == before, "two tokens ride along with the first draft pass"
     (again,) = maker.draft([request(history, 1)])
     assert context.tokens_read == before + 2
     assert again.tokens == greedy_draft(history, 1)
 
 
-def test_prefill_reads_all_but_the_last_token() -> None:
+def test_a_prompt_is_read_by_chunks_and_what_follows_in_one_pass() -> None:
     context = FakeContext(MODEL, chunk=4)
-    drafter(context).prefill(0, [1] * 11)
-    assert (context.length(0), context.passes, context.rows) == (10, 3, 0)
+    drafter(context).draft([request([1] * 11, 1, prompt_length=9)])
+    assert (context.length(0), context.passes, context.rows) == (11, 3 + 1, 1)
+    # Written without drafts: more than one pass can take.
+    drafter(context).draft([request([1] * 20, 1, prompt_length=9)])
+    assert (context.length(0), context.passes, context.rows) == (20, 4 + 2 + 1, 2)
+
+
+def test_nothing_is_read_for_a_step_that_does_not_run_the_draft() -> None:
+    context = FakeContext(MODEL, chunk=4)
+    plan = Cautious(0.0, 0)
+    assert drafter(context).draft([request([1] * 11, 3, plan=plan, prompt_length=9)]) == [Draft()]
+    assert (context.passes, plan.lacking) == (0, [2])
 
 
 def test_reading_ahead_goes_on_where_it_was_interrupted() -> None:
@@ -139,8 +147,10 @@ class Cautious:
     runs_left: int = 99
     limit: int = 9
     seen: list[float] = field(default_factory=list)
+    lacking: list[int] = field(default_factory=list)
 
-    def runs(self) -> bool:
+    def runs(self, num_lacking: int = 1) -> bool:
+        self.lacking.append(num_lacking)
         self.runs_left -= 1
         return self.runs_left >= 0
 

@@ -19,7 +19,8 @@ from localspec.backend.native import NativeContext, NativeModel
 from localspec.drafters import Drafter, ModelDrafter, read_ahead
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
-from localspec.policy import FixedPolicy
+from localspec.lookup import LookupDrafter
+from localspec.policy import FixedPolicy, Policy
 from localspec.sampling import SamplingParams
 from tests.backends import open_model
 
@@ -31,6 +32,16 @@ CODE = 'def is_prime(n: int) -> bool:\n    """Return whether n is a prime number
 PROSE = "The lighthouse keeper had not spoken to anyone for three weeks when"
 MAX_TOKENS = 40
 LIST = "Squares: 1, 4, 9, 16, 25,"
+EDIT = """def mean(xs):
+    return sum(xs) / len(xs)
+
+def variance(xs):
+    m = mean(xs)
+    return sum((x - m) ** 2 for x in xs) / (len(xs) - 1)
+
+# The same functions, with the argument renamed from xs to values:
+def mean(values):
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +90,22 @@ def check_same(plain: list[int], tokens: list[int], prompt: list[int], context: 
     assert tie.excuses, f"token {at}: {plain[at]} became {tokens[at]}, {tie}"
 
 
-def run(target: NativeContext, drafter: Drafter | None, prompt: list[int], num: int, max_tokens: int) -> Generation:
+def run(
+    target: NativeContext,
+    drafter: Drafter | None,
+    prompt: list[int],
+    num: int,
+    max_tokens: int,
+    *,
+    policy: Policy | None = None,
+) -> Generation:
     ends = target.model.vocabulary.ends_generation
     engine = Engine(target, drafter, ends_generation=ends)
     target.truncate(0, 0)
     if drafter is not None:
         drafter.keep(0, 0)
     generation = engine.start(
-        Request(prompt=prompt, params=GREEDY, max_tokens=max_tokens, seed=1, policy=FixedPolicy(num))
+        Request(prompt=prompt, params=GREEDY, max_tokens=max_tokens, seed=1, policy=policy or FixedPolicy(num))
     )
     while generation.finish_reason is None:
         engine.step([generation])
@@ -112,7 +131,7 @@ class Pair:
 def qwen(qwen_target_path: Path, qwen_draft_path: Path) -> Iterator[Pair]:
     target, draft = (NativeContext(open_model(path), capacity=256) for path in (qwen_target_path, qwen_draft_path))
     tokenize = target.model.vocabulary.tokenize
-    plain = {text: run(target, None, tokenize(text), 0, MAX_TOKENS).tokens for text in (CODE, PROSE, LIST)}
+    plain = {text: run(target, None, tokenize(text), 0, MAX_TOKENS).tokens for text in (CODE, PROSE, LIST, EDIT)}
     yield Pair(target, draft, plain)
     for context in (target, draft):
         context.close()
@@ -127,6 +146,16 @@ def test_greedy_speculation_is_greedy_decoding(qwen: Pair, text: str, num_draft_
     check_same(qwen.plain[text], generation.tokens, prompt, qwen.target, num_draft_tokens + 1)
     assert generation.stats.drafted > 0
     assert generation.stats.accepted > 0
+
+
+@pytest.mark.parametrize("num_copied", [2, 8, 16])
+def test_greedy_lookup_is_greedy_decoding(qwen: Pair, num_copied: int) -> None:
+    vocabulary = qwen.target.model.vocabulary
+    prompt = vocabulary.tokenize(EDIT)
+    lookup = LookupDrafter(ends_generation=vocabulary.ends_generation)
+    generation = run(qwen.target, lookup, prompt, 0, MAX_TOKENS, policy=FixedPolicy(0, num_copied))
+    check_same(qwen.plain[EDIT], generation.tokens, prompt, qwen.target, num_copied + 1)
+    assert generation.stats.accepted > generation.stats.tokens / 4, "most of the answer stands in the prompt"
 
 
 # --- a model as its own draft -------------------------------------------------------------------------------------

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from localspec import cli
+from localspec.adaptive import AdaptivePolicy
 from localspec.backend.llamacpp import LlamaModel
 from localspec.errors import InvalidOptionError, PromptError
 from localspec.generation import Request
+from localspec.policy import FixedPolicy
 from localspec.profile import DraftTemperatureAt
 from localspec.sampling import SamplingParams
-from localspec.session import Session
+from localspec.session import Session, load_pair
 from localspec.tuning import ProfileLookup
 from tests.backend.tiny_models import TOKENS, write_mamba
 from tests.cli.scripted import PROMPT, scripted_session
@@ -29,10 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     return LlamaModel(write_mamba(tmp_path_factory.mktemp("model") / "tiny.gguf"))
 
 
+def scripted(model: LlamaModel, script: list[int], **options: Any) -> Session:
+    end = next(token for token in range(len(TOKENS)) if model.vocabulary.ends_generation(token))
+    return scripted_session(model.vocabulary, end, script, **options)
+
+
 @pytest.fixture
 def session(model: LlamaModel) -> Session:
-    end = next(token for token in range(len(TOKENS)) if model.vocabulary.ends_generation(token))
-    return scripted_session(model.vocabulary, end, SCRIPT)
+    return scripted(model, SCRIPT)
 
 
 def test_a_session_is_not_freed_under_a_pass_of_another_thread(
@@ -88,6 +96,93 @@ def test_a_seed_may_come_from_numpy(session: Session) -> None:
 def test_numbers_that_are_not_whole(session: Session, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError, match=f"{next(iter(options))} is"):
         session.stream(PROMPT, raw=True, num_draft_tokens=0, **options)
+
+
+# --- where drafts come from ---------------------------------------------------------------------------------------
+
+
+def test_a_target_alone_drafts_by_lookup(model: LlamaModel) -> None:
+    alone = scripted(model, SCRIPT * 5, use_draft=False)
+    result = alone.generate(PROMPT, raw=True, num_draft_tokens=4)
+    assert result.tokens[:-1] == SCRIPT * 5
+    # The first eight letters are new, and so is the pair of the last and the first.
+    assert result.stats.accepted >= 20
+    assert result.stats.steps < 25
+    assert alone.generate(PROMPT, raw=True, num_draft_tokens=0).stats.drafted == 0
+
+
+def test_what_decides_costs_nothing_before_the_first_token(model: LlamaModel) -> None:
+    alone = scripted(model, SCRIPT, use_draft=False)
+    policy = alone.policy(None, "adaptive", alone.default_params)
+    assert isinstance(policy, AdaptivePolicy)
+    assert (policy.worthwhile, policy.lookup) == (False, True)
+    assert alone.pair.target._held == 0, "nothing was measured"  # type: ignore[attr-defined]
+    assert alone.generate(PROMPT, raw=True).tokens[:-1] == SCRIPT
+
+
+def test_the_drafter_can_be_chosen(model: LlamaModel, session: Session) -> None:
+    params = session.default_params
+    for drafter, worthwhile, lookup in (("auto", True, True), ("model", True, False), ("lookup", False, True)):
+        policy = session.policy(None, "adaptive", params, drafter)  # type: ignore[arg-type]
+        assert isinstance(policy, AdaptivePolicy)
+        assert (policy.worthwhile, policy.lookup) == (worthwhile, lookup)
+        assert session.policy(None, "adaptive", params, drafter) is policy, "what it learned is kept"  # type: ignore[arg-type]
+    assert session.policy(3, "adaptive", params) == session.policy(3, "adaptive", params, "model") == FixedPolicy(3)
+    assert session.policy(3, "adaptive", params, "lookup") == FixedPolicy(0, 3)
+    chosen = scripted(model, SCRIPT, drafter="lookup")
+    assert chosen.policy(3, "adaptive", params) == FixedPolicy(0, 3)
+    assert chosen.generate(PROMPT, raw=True, num_draft_tokens=3).stats.drafted == 0
+    assert chosen.generate(PROMPT, raw=True, num_draft_tokens=3, drafter="model").stats.drafted > 0
+
+
+def test_without_a_draft_as_asked_for(model: LlamaModel) -> None:
+    plain = scripted(model, SCRIPT * 5, use_draft=False, drafter="model")
+    assert not plain.can_draft
+    assert plain.generate(PROMPT, raw=True).stats.drafted == 0
+    with pytest.raises(InvalidOptionError, match=r"4 draft tokens need a draft model.*--drafter lookup"):
+        plain.generate(PROMPT, raw=True, num_draft_tokens=4)
+    assert plain.generate(PROMPT, raw=True, num_draft_tokens=4, drafter="lookup").stats.accepted > 0
+    with pytest.raises(InvalidOptionError, match="no draft model"):
+        plain.generate(PROMPT, raw=True, drafter="model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "frob"}, "'frob'.*auto, model, lookup"),
+        ({"drafter": "lookup", "policy": "calibrated"}, "calibrated is for draft models"),
+    ],
+)
+def test_drafters_that_cannot_be(session: Session, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        session.stream(PROMPT, raw=True, **options)
+
+
+def test_drafters_that_cannot_be_loaded(tmp_path: Path) -> None:
+    for options, message in (
+        ({"drafter": "frob"}, "frob"),
+        ({"drafter": "model", "target": tmp_path / "t.gguf"}, "the drafter is model and there is none"),
+        ({"drafter": "model", "use_draft": False}, "switched off"),
+        ({"drafter": "lookup", "target": "t.gguf", "draft": "d.gguf"}, "named and switched off"),
+    ):
+        with pytest.raises(InvalidOptionError, match=message):
+            load_pair(**options)  # type: ignore[arg-type]
+
+
+def test_a_model_that_cannot_take_tokens_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It decodes plainly, and says so; asked to draft all the same, it refuses."""
+    path = str(write_mamba(tmp_path / "tiny.gguf"))
+    generate = ["generate", "aaaaaa", "--raw", "--target", path, "-n", "8", "--ctx", "64", "--seed", "1", "--stats"]
+    assert cli.main(generate) == 0
+    captured = capsys.readouterr()
+    assert "cannot take tokens back, so nothing is drafted" in captured.err
+    assert "8 tokens" in captured.err
+    assert cli.main([*generate, "--no-draft"]) == 0
+    assert "cannot take" not in capsys.readouterr().err
+    assert cli.main([*generate, "--drafter", "lookup"]) == 1
+    assert "cannot take tokens back" in capsys.readouterr().err
+    assert cli.main([*generate, "--drafter", "model"]) == 2
+    assert "the drafter is model and there is none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

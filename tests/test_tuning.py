@@ -13,6 +13,8 @@ from localspec.policy import FixedPolicy
 from localspec.profile import Estimate, KindAgreement, Profile, save
 from localspec.sampling import SamplingParams
 from localspec.tuning import (
+    DrafterName,
+    GuessedCosts,
     RoughProfile,
     look_up_profile,
     measure_roughly,
@@ -80,11 +82,11 @@ def test_a_rough_measurement_leaves_the_contexts_empty() -> None:
     target, draft = (FakeContext(MarkovModel([[0.5, 0.5], [0.5, 0.5]]), capacity=32) for _ in range(2))
     rough = measure_roughly(target, draft)
     assert target.length(0) == draft.length(0) == 0
-    assert rough.target.sizes == (1, 2, 4, 8)
+    assert rough.target.sizes == (1, 2, 4, 8, 16)
     assert rough.draft.sizes == (1, 2)
     policy = policy_for(rough, SAMPLED)
     assert isinstance(policy, AdaptivePolicy)
-    assert policy.costs.max_draft_tokens == 7
+    assert (policy.costs.max_draft_tokens, policy.costs.max_lookup_tokens) == (8, 15)
 
 
 def test_a_rough_measurement_fits_a_tiny_context() -> None:
@@ -95,6 +97,21 @@ def test_a_rough_measurement_fits_a_tiny_context() -> None:
 def test_a_rough_profile_knows_no_best_length_beforehand() -> None:
     rough = RoughProfile(flat(CHEAP), flat({1: 0.1, 2: 0.2}))
     assert isinstance(policy_for(rough, SAMPLED), AdaptivePolicy)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model", "lookup"])
+def test_where_drafts_may_come_from(drafter: DrafterName) -> None:
+    """Lookup needs no draft that pays: where the model does not, what the text repeats still may."""
+    good, dear = (
+        with_costs(costs, {1: 0.1, 2: 0.2}, agreeing([1.0, 1.8, 2.4])) for costs in (CHEAP, {1: 1.0, 2: 3.0, 3: 5.0})
+    )
+    rough = RoughProfile(flat(CHEAP), flat({1: 0.1, 2: 0.2}))
+    for source, model_pays in ((good, True), (dear, False), (rough, True), (None, False)):
+        policy = policy_for(source, SAMPLED, drafter=drafter)
+        assert isinstance(policy, AdaptivePolicy)
+        assert policy.worthwhile == (model_pays and drafter != "lookup")
+        assert policy.lookup == (drafter != "model")
+    assert isinstance(policy_for(None, SAMPLED).costs, GuessedCosts)  # type: ignore[attr-defined]
 
 
 def test_profiles_are_found_by_what_they_were_measured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_free_model": (None, (c_void_p,)),
     "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
-    "llama_kv_cache_defrag": (None, (c_void_p,)),
     "llama_kv_cache_seq_pos_max": (c_int32, (c_void_p, c_int32)),
     "llama_kv_cache_seq_pos_min": (c_int32, (c_void_p, c_int32)),
     "llama_kv_cache_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
@@ -54,8 +53,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, _Ids, c_int32, c_bool, c_bool)),
 }
 """What is used of the library: results and arguments. Its vocabulary functions take the model."""
-
-_MAX_DEFRAGMENTATIONS = 64  # each moves some dozens of pieces
 
 
 def _load(path: Path) -> Any:
@@ -171,12 +168,6 @@ class _Binding:
 
     def decode(self, context: Any, batch: Any) -> int:
         code = int(self._native.llama_decode(context, batch))
-        # 1 is "no room in one piece": rolled back sequences leave holes, which other sequences' tokens surround.
-        for _ in range(_MAX_DEFRAGMENTATIONS):
-            if code != 1:
-                break
-            self._native.llama_kv_cache_defrag(context)  # at the next pass
-            code = int(self._native.llama_decode(context, batch))
         if code not in (0, 1):  # the tokens have their places in the cache by then
             for i in range(batch.n_tokens):
                 self._native.llama_kv_cache_seq_rm(context, batch.seq_id[i][0], batch.pos[i], -1)

@@ -184,37 +184,24 @@ class NativeContext:
         if num_tokens <= self._batch.room:
             logits = self._evaluate(batch, starts)
         else:
-            logits = np.concatenate([self._evaluate(*part).copy() for part in self._passes(batch, starts)])
+            logits = self._evaluate_by(self._batch.room, batch, starts)
         for span, start in zip(batch, starts, strict=True):
             self._lengths[span.sequence] = start + len(span.tokens)
         return logits
 
     def _evaluate(self, spans: Sequence[Span], starts: Sequence[int]) -> NDArray[np.float32]:
+        num_tokens = sum(len(span.tokens) for span in spans)
         self._batch.fill(spans, starts)
-        return self._run(sum(len(span.tokens) for span in spans), sum(span.rows for span in spans))
+        try:
+            return self._run(num_tokens, sum(span.rows for span in spans))
+        except OutOfMemoryError:
+            # Some libraries want room in one piece, and sequences that were rolled back leave it in holes.
+            if num_tokens == 1:
+                raise
+            return self._evaluate_by((num_tokens + 1) // 2, spans, starts)
 
-    def _passes(self, batch: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[list[Span], list[int]]]:
-        """Cut a batch into passes that fit; a span is cut only where it would not fit a pass of its own."""
-        room = self._batch.room
-        spans: list[Span] = []
-        begins: list[int] = []
-        left = room
-        for span, start in zip(batch, starts, strict=True):
-            last = len(span.tokens) - span.padding
-            at = 0
-            while at < len(span.tokens):
-                rest = len(span.tokens) - at
-                if left == 0 or left < rest <= room:
-                    yield spans, begins
-                    spans, begins, left = [], [], room
-                tokens = span.tokens[at : at + min(rest, left)]
-                end = at + len(tokens)
-                padding = min(len(tokens), max(0, end - last))
-                rows = min(len(tokens) - padding, max(0, end - padding - (last - span.rows)))
-                spans.append(Span(span.sequence, tokens, rows, padding))
-                begins.append(start + at)
-                at, left = end, left - len(tokens)
-        yield spans, begins
+    def _evaluate_by(self, room: int, batch: Sequence[Span], starts: Sequence[int]) -> NDArray[np.float32]:
+        return np.concatenate([self._evaluate(*part).copy() for part in _passes(room, batch, starts)])
 
     def _run(self, num_tokens: int, num_rows: int) -> NDArray[np.float32]:
         forget_log()
@@ -249,6 +236,29 @@ class NativeContext:
     def _check_open(self) -> None:
         if not (self.close.alive and self.model.close.alive):
             raise InvalidOptionError(f"the context of {self.model.path.name} was closed; load the pair again")
+
+
+def _passes(room: int, batch: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[list[Span], list[int]]]:
+    """Cut a batch into passes of ``room`` tokens; a span is cut only where it would not fit a pass of its own."""
+    spans: list[Span] = []
+    begins: list[int] = []
+    left = room
+    for span, start in zip(batch, starts, strict=True):
+        last = len(span.tokens) - span.padding
+        at = 0
+        while at < len(span.tokens):
+            rest = len(span.tokens) - at
+            if left == 0 or left < rest <= room:
+                yield spans, begins
+                spans, begins, left = [], [], room
+            tokens = span.tokens[at : at + min(rest, left)]
+            end = at + len(tokens)
+            padding = min(len(tokens), max(0, end - last))
+            rows = min(len(tokens) - padding, max(0, end - padding - (last - span.rows)))
+            spans.append(Span(span.sequence, tokens, rows, padding))
+            begins.append(start + at)
+            at, left = end, left - len(tokens)
+    yield spans, begins
 
 
 class Batch:

@@ -87,7 +87,7 @@ def model_options(command: Command) -> Command:
     return _apply(
         *_PAIR_OPTIONS,
         click.option("--draft", metavar="NAME|FILE", help="The draft model to go with it."),
-        click.option("--no-draft", is_flag=True, help="Load no draft: plain decoding."),
+        click.option("--no-draft", is_flag=True, help="Load no draft: plain decoding, unless --drafter lookup."),
         *_LOADING_OPTIONS,
     )(command)
 
@@ -170,6 +170,14 @@ def generation_options(command: Command) -> Command:
             show_default=True,
             metavar="adaptive|calibrated",
             help="How auto decides: token by token, or the best length on average.",
+        ),
+        click.option(
+            "--drafter",
+            type=click.Choice(["auto", "model", "lookup"]),
+            default="auto",
+            show_default=True,
+            metavar="auto|model|lookup",
+            help="Draft with a model, by looking up what followed the same words before, or as should gain more.",
         ),
         click.option(
             "--rule",

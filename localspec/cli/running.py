@@ -14,7 +14,6 @@ from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
     from localspec.generation import Stats
-    from localspec.loading import LoadedPair
     from localspec.session import Session
 
 __all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "say", "status_line"]
@@ -29,12 +28,14 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
     from localspec.session import load_pair
 
     show_native_log(is_verbose())
-    use_draft = not values.pop("no_draft")
+    use_draft, drafter = not values.pop("no_draft"), values.pop("drafter", "auto")
     named = profile_options(values)
     options = ("pair", "target", "draft", "context", "threads", "backend", "template")
     names = {name: values.pop(name) for name in options}
     with note("loading the models ..."):
-        session = load_pair(**names, use_draft=use_draft, use_profile=use_profile, progress=True)
+        session = load_pair(**names, use_draft=use_draft, drafter=drafter, use_profile=use_profile, progress=True)
+    if session.pair.draft is None and use_draft and session.drafter == "model":
+        say("localspec: this model cannot take tokens back, so nothing is drafted")
     unmeasured = session.pair.draft is not None and session.pair.profile.profile is None
     if say_profile and use_profile and unmeasured and values.get("num_draft_tokens") is None:
         say(f"localspec: {session.pair.profile.problem}{named}; until then costs are measured roughly")
@@ -54,11 +55,14 @@ def profile_options(values: dict[str, Any]) -> str:
     return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in names)
 
 
-def model_lines(pair: LoadedPair) -> list[str]:
-    """Return what is loaded."""
+def model_lines(session: Session) -> list[str]:
+    """Return what is loaded, and what drafts."""
+    pair = session.pair
     lines = [f"Target {pair.target.model.path.stem}, {pair.target.capacity} tokens of context"]
     if pair.draft is not None:
         lines.append(f"Draft  {pair.draft.model.path.stem}")
+    elif session.can_draft:
+        lines.append("Draft  none: by lookup of what followed the same words before")
     return lines
 
 

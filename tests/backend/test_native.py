@@ -14,7 +14,7 @@ from localspec.backend import Span
 from localspec.backend.binding import ContextSettings
 from localspec.backend.ik_layout import Batch
 from localspec.backend.native import NativeContext
-from localspec.errors import EvaluationError
+from localspec.errors import EvaluationError, OutOfMemoryError
 
 SIZE = 8
 
@@ -31,6 +31,7 @@ class FakeBinding:
         self.held: dict[int, int] = {}
         self.passes: list[list[int]] = []  # of which sequence each token was
         self.code = 0
+        self.room = 99  # of the largest hole
         self.asked = 0
         self.logits = np.zeros((64, SIZE), np.float32)
 
@@ -50,6 +51,8 @@ class FakeBinding:
     def decode(self, context: Any, batch: Any) -> int:
         if self.code:
             return self.code
+        if batch.n_tokens > self.room:
+            return 1
         sequences = [batch.seq_id[i][0] for i in range(batch.n_tokens)]
         row = 0
         for i, sequence in enumerate(sequences):
@@ -130,3 +133,14 @@ def test_rows_are_views_of_the_librarys_memory() -> None:
     binding.logits[0, 0] = 99
     assert got[0, 0] == 99
     assert ctypes.sizeof(ctypes.c_float) == got.itemsize
+
+
+def test_where_room_is_in_pieces_passes_get_shorter() -> None:
+    binding = FakeBinding()
+    binding.room = 2
+    got = opened(binding).decode([Span(0, [1, 2, 3, 4, 5], 3), Span(1, [6, 7, 0], 1, 1)])
+    assert all(len(one) <= 2 for one in binding.passes)
+    assert rows(got) == [(3, 2, 0), (4, 3, 0), (5, 4, 0), (7, 1, 1)]
+    binding.room = 0
+    with pytest.raises(OutOfMemoryError):
+        opened(binding).decode([Span(2, [1, 2], 1)])

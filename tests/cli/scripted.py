@@ -50,13 +50,19 @@ class ScriptedContext:
 
 
 def scripted_session(
-    vocabulary: Vocabulary, end: int, script: Sequence[int], *, wrong_at: Sequence[int] = ()
+    vocabulary: Vocabulary, end: int, script: Sequence[int], *, wrong_at: Sequence[int] = (), **options: Any
 ) -> Session:
-    """Return a session that answers ``PROMPT``, taken raw, with ``script``; its draft errs at ``wrong_at``."""
-    prompt = vocabulary.tokenize(PROMPT)
+    """Return a session that answers ``PROMPT``, taken raw, with ``script``; its draft errs at ``wrong_at``.
+
+    ``options`` are a session's; ``use_draft=False`` leaves the draft out.
+    """
+    prompt = [*[vocabulary.bos] * vocabulary.adds_bos, *vocabulary.tokenize(PROMPT)]
     drafted = [token if i not in wrong_at else (token + 1) % vocabulary.size for i, token in enumerate(script)]
     target, draft = (ScriptedContext(vocabulary, prompt, tokens, end) for tokens in (script, drafted))
     pair: Any = SimpleNamespace(
-        target=target, draft=draft, profile=ProfileLookup(None, None), default_params=LLAMACPP_DEFAULTS
+        target=target,
+        draft=draft if options.pop("use_draft", True) else None,
+        profile=ProfileLookup(None, None),
+        default_params=LLAMACPP_DEFAULTS,
     )
-    return Session(pair, template=None)
+    return Session(pair, template=None, **options)

@@ -328,7 +328,7 @@ def test_a_system_text_that_leaves_no_room_is_refused(record, session):
 
 
 def test_a_draft_that_was_not_loaded(smollm2_path, monkeypatch):
-    with load_pair(target=smollm2_path, context=64, threads=1) as alone:
+    with load_pair(target=smollm2_path, use_draft=False, context=64, threads=1) as alone:
         chat = Recorder(alone, monkeypatch, use_draft=False, max_tokens=4)
         assert "no draft model was loaded" in chat.say("/draft on")[1]
         assert "4 draft tokens need a draft model" in chat.say("/gamma 4")[1]

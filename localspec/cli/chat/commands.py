@@ -20,9 +20,11 @@ from localspec.sampling import SamplingParams, check_rule
 
 if TYPE_CHECKING:
     from localspec.cli.chat.talk import Settings, Talk
+    from localspec.tuning import DrafterName
 
 __all__ = ["COMMANDS", "Command", "arguments_of", "find_command", "load_file"]
 
+_DRAFTERS: dict[str, DrafterName] = {"auto": "auto", "model": "model", "lookup": "lookup"}
 _PATTERN = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -64,7 +66,7 @@ def arguments_of(name: str) -> Iterable[str]:
     return {
         "set": [*_setters(), "show"],
         "gamma": ["auto"],
-        "draft": ["on", "off"],
+        "draft": ["on", "off", *_DRAFTERS],
         "stats": ["on", "off"],
         "system": ["none"],
     }.get(name, ())
@@ -197,12 +199,16 @@ def _gamma(talk: Talk, argument: str) -> None:
 
 
 def _draft(talk: Talk, argument: str) -> None:
-    if argument:
+    settings = talk.settings
+    if argument in _DRAFTERS:
+        settings.draft_with(_DRAFTERS[argument], talk.session)
+    elif argument:
         wanted = _switch(argument)
-        if wanted and talk.session.pair.draft is None:
+        if wanted and not talk.session.can_draft:
             raise InvalidOptionError("no draft model was loaded; start again with --draft, or without --no-draft")
-        talk.settings.use_draft = wanted
-    talk.screen.note(f"The draft is {'on' if talk.settings.use_draft else 'off: plain decoding'}")
+        settings.use_draft = wanted
+    drafter = settings.drafter or talk.session.drafter
+    talk.screen.note(f"The draft is {f'on: {drafter}' if settings.use_draft else 'off: plain decoding'}")
 
 
 def _stats(talk: Talk, argument: str) -> None:
@@ -266,7 +272,7 @@ def _tokens(talk: Talk, argument: str) -> None:
 def _model(talk: Talk, _argument: str) -> None:
     session = talk.session
     used = len(session.encode(messages)) if (messages := talk.conversation.messages()) else 0
-    lines = model_lines(session.pair)
+    lines = model_lines(session)
     lines += [str(context.model.path) for context in (session.pair.target, session.pair.draft) if context]
     threads = session.pair.target.threads
     lines.append(
@@ -298,7 +304,7 @@ COMMANDS = {
         Command("system", "/system [TEXT|none]", "show or change the system text", _system),
         Command("set", "/set [NAME VALUE]", "show or change a setting: /set temperature 0.2", _set),
         Command("gamma", "/gamma [N|auto]", "tokens drafted per step", _gamma),
-        Command("draft", "/draft [on|off]", "speculate, or decode plainly", _draft),
+        Command("draft", "/draft [on|off|HOW]", "speculate, by model, lookup or auto; or decode plainly", _draft),
         Command("stats", "/stats [on|off]", "what the last answer took; on: after each", _stats),
         Command("undo", "/undo", "take back the last message and its answer", _undo),
         Command("retry", "/retry", "answer the last message again", _retry),

@@ -60,7 +60,7 @@ class MeasuredPolicy:
             self._plain.add(seconds)
         self._emitted += outcome.num_emitted
         self._drafted += outcome.num_drafted
-        self._spent_s += seconds
+        self._spent_s += seconds + outcome.prefill_s
 
     @property
     def speedup(self) -> float | None:

@@ -17,7 +17,7 @@ from localspec.errors import InvalidOptionError, LocalspecError
 from localspec.sampling import SamplingParams, check_rule
 from localspec.session import Session, Stream
 from localspec.text import Message, StopStrings
-from localspec.tuning import PolicyName, ProfileLookup
+from localspec.tuning import DrafterName, PolicyName, ProfileLookup
 
 __all__ = ["Settings", "Talk", "introduction"]
 
@@ -30,6 +30,7 @@ class Settings:
         params: how laws are made.
         num_draft_tokens: γ; None drafts as far as it pays.
         policy: how that is decided.
+        drafter: where drafts come from; None is as the session was started.
         use_draft: False decodes plainly without forgetting γ.
         rule: how drafts are verified.
         draft_temperature: the draft's own; None is the target's.
@@ -42,6 +43,7 @@ class Settings:
     params: SamplingParams
     num_draft_tokens: int | None = None
     policy: PolicyName = "adaptive"
+    drafter: DrafterName | None = None
     use_draft: bool = True
     rule: str = "block"
     draft_temperature: float | None = None
@@ -62,9 +64,14 @@ class Settings:
 
     def draft_by(self, num_draft_tokens: int | None, session: Session) -> None:
         """Change γ; raises InvalidOptionError or ProfileError where the session cannot have it."""
-        session.policy(num_draft_tokens, self.policy, self.params)
+        session.policy(num_draft_tokens, self.policy, self.params, self.drafter)
         self.num_draft_tokens = num_draft_tokens
-        self.use_draft = session.pair.draft is not None
+        self.use_draft = session.can_draft
+
+    def draft_with(self, drafter: DrafterName, session: Session) -> None:
+        """Change where drafts come from; errors as ``draft_by``."""
+        session.policy(self.num_draft_tokens, self.policy, self.params, drafter)
+        self.drafter, self.use_draft = drafter, True
 
     @property
     def gamma(self) -> int | None:
@@ -182,7 +189,7 @@ class Talk:
             turns = "turn" if dropped == 1 else f"{dropped} turns"
             self.screen.note(f"The conversation outgrew the context: the oldest {turns} dropped.")
         settings = self.settings
-        policy = self.session.policy(settings.gamma, settings.policy, settings.params)
+        policy = self.session.policy(settings.gamma, settings.policy, settings.params, settings.drafter)
         measured = MeasuredPolicy(policy, self._plain)
         with Interrupts(self.interruptible) as interrupts:
             answer = _Answer(self.screen, interrupts)
@@ -268,7 +275,7 @@ class _Answer:
 def introduction(session: Session, named: str = "") -> list[str]:
     """Return what to say before the first prompt; ``named`` holds options, see ``profile_options``."""
     return [
-        *model_lines(session.pair),
+        *model_lines(session),
         *_profile_lines(session.pair.profile, named),
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
     ]
