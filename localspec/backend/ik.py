@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from localspec.backend.binding import Binding, ContextSettings, claim_process, on_log
 from localspec.backend.ik_layout import Batch, ContextParams, ModelParams, check_layout
@@ -145,37 +147,114 @@ class _Binding:
 
     def new_context(self, model: Any, settings: ContextSettings) -> Any:
         params = self._native.llama_context_default_params()
-        params.n_ctx = settings.capacity
-        params.n_seq_max = settings.num_sequences
+        params.n_ctx = settings.capacity // settings.num_sequences
+        params.n_seq_max = 1
         params.n_batch = params.n_ubatch = settings.max_pass
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = settings.flash_attention != "off"
-        return self._native.llama_init_from_model(model, params)
+        contexts: list[Any] = []
+        for _ in range(settings.num_sequences):
+            context = self._native.llama_init_from_model(model, params)
+            if not context:
+                self._free(contexts)
+                return None
+            contexts.append(context)
+        return _Contexts(contexts, settings.max_pass, self.num_tokens(model))
 
-    def free_context(self, context: Any) -> None:
-        self._native.llama_free(context)
+    def free_context(self, context: _Contexts) -> None:
+        self._free(context.each)
 
-    def set_threads(self, context: Any, threads: int) -> None:
-        self._native.llama_set_n_threads(context, threads, threads)
+    def _free(self, contexts: list[Any]) -> None:
+        for context in contexts:
+            self._native.llama_free(context)
 
-    def length(self, context: Any, sequence: int) -> int:
-        if self._native.llama_kv_cache_seq_pos_min(context, sequence) < 0:
+    def set_threads(self, context: _Contexts, threads: int) -> None:
+        for one in context.each:
+            self._native.llama_set_n_threads(one, threads, threads)
+
+    def length(self, context: _Contexts, sequence: int) -> int:
+        one = context.each[sequence]
+        if self._native.llama_kv_cache_seq_pos_min(one, 0) < 0:
             return 0  # of an empty sequence the greatest position is said to be 0
-        return int(self._native.llama_kv_cache_seq_pos_max(context, sequence)) + 1
+        return int(self._native.llama_kv_cache_seq_pos_max(one, 0)) + 1
 
-    def truncate(self, context: Any, sequence: int, length: int) -> bool:
-        return bool(self._native.llama_kv_cache_seq_rm(context, sequence, length, -1))
+    def truncate(self, context: _Contexts, sequence: int, length: int) -> bool:
+        return bool(self._native.llama_kv_cache_seq_rm(context.each[sequence], 0, length, -1))
 
-    def decode(self, context: Any, batch: Any) -> int:
-        code = int(self._native.llama_decode(context, batch))
-        if code not in (0, 1):  # the tokens have their places in the cache by then
-            for i in range(batch.n_tokens):
-                self._native.llama_kv_cache_seq_rm(context, batch.seq_id[i][0], batch.pos[i], -1)
-        return code
+    def decode(self, context: _Contexts, batch: Any) -> int:
+        num_rows, done = 0, list[tuple[int, int]]()
+        context.address = None
+        parts = _by_sequence(batch) if len(context.each) > 1 else [(batch, 0)]
+        for part, sequence in parts:
+            one = context.each[sequence]
+            done.append((sequence, part.pos[0]))
+            code = int(self._native.llama_decode(one, part))
+            if code != 0:  # the tokens may have their places in the cache by then
+                for touched, start in done:
+                    self.truncate(context, touched, start)
+                return code
+            if part.n_tokens == batch.n_tokens:
+                context.address = self._native.llama_get_logits(one)
+            else:
+                num_rows += self._keep_rows(context, one, part, num_rows)
+        if context.address is None:
+            context.address = context.rows.ctypes.data
+        return 0 if done else -1
 
-    def logits_address(self, context: Any) -> int | None:
-        address: int | None = self._native.llama_get_logits(context)
-        return address
+    def _keep_rows(self, context: _Contexts, one: Any, part: Any, at: int) -> int:
+        """Copy the rows of a part behind those of the parts before it; returns their number."""
+        num_rows = sum(1 for i in range(part.n_tokens) if part.logits[i])
+        if num_rows:
+            target = context.rows[at : at + num_rows]
+            ctypes.memmove(target.ctypes.data, self._native.llama_get_logits(one), target.nbytes)
+        return num_rows
+
+    def logits_address(self, context: _Contexts) -> int | None:
+        return context.address
+
+
+class _Contexts:
+    """A native context for each sequence.
+
+    In one for all, a sequence that is rolled back leaves a hole between the others' tokens. The library then takes
+    too little of the cache for its end (``llama_kv_cache_cell_max`` looks at every 32nd place only), and what lies
+    beyond is not attended to.
+    """
+
+    def __init__(self, each: list[Any], max_rows: int, vocabulary_size: int) -> None:
+        self.each = each
+        self.rows = np.empty((max_rows if len(each) > 1 else 0, vocabulary_size), np.float32)
+        self.address: int | None = None
+
+
+_ZERO = c_int32(0)
+_ZEROS = (POINTER(c_int32) * 512)(*[ctypes.pointer(_ZERO)] * 512)
+
+
+def _by_sequence(batch: Any) -> Iterator[tuple[Any, int]]:
+    """Cut a batch where the sequence changes; each part is of sequence 0, and comes with its real number."""
+    start = 0
+    while start < batch.n_tokens:
+        sequence = batch.seq_id[start][0]
+        end = start + 1
+        while end < batch.n_tokens and batch.seq_id[end][0] == sequence:
+            end += 1
+        part = Batch(
+            n_tokens=end - start,
+            token=_from(batch.token, start),
+            pos=_from(batch.pos, start),
+            n_seq_id=_from(batch.n_seq_id, start),
+            seq_id=_ZEROS,
+            logits=_from(batch.logits, start),
+        )
+        yield part, sequence
+        start = end
+
+
+def _from(array: Any, start: int) -> Any:
+    """Return a C array from its element ``start`` on."""
+    size = ctypes.sizeof(array._type_)
+    return ctypes.cast(ctypes.addressof(array.contents) + start * size, type(array))
 
 
 BINDING: Binding = _Binding(find_library())
