@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 from localspec._version import __version__
 
 if TYPE_CHECKING:
+    from localspec.batching import BatchAnswer, BatchRequest
     from localspec.errors import LocalspecError
     from localspec.generation import Stats
     from localspec.sampling import SamplingParams
     from localspec.session import GenerationResult, Session, TokenEvent, load_pair
 
 __all__ = [
+    "BatchAnswer",
+    "BatchRequest",
     "GenerationResult",
     "LocalspecError",
     "SamplingParams",
@@ -32,6 +35,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchAnswer": "localspec.batching",
+    "BatchRequest": "localspec.batching",
     "GenerationResult": "localspec.session",
     "LocalspecError": "localspec.errors",
     "SamplingParams": "localspec.sampling",

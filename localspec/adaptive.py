@@ -81,13 +81,17 @@ class Guard:
     _steps_since_plain: int = 0
     _plain_steps: int = 0
     _debt: float = 0.0
-    _resting: int = 0
+    _resting: float = 0
 
     @property
     def allows(self) -> bool:
         """Whether the next step may speculate."""
-        rests = self._resting > 0 or (self._stopped and self.waits)
-        return self._plain_steps >= 2 and not rests and self._steps_since_plain < self.renewal_steps
+        return self._plain_steps >= 2 and not self.rests and self._steps_since_plain < self.renewal_steps
+
+    @property
+    def rests(self) -> bool:
+        """Whether speculation was stopped because it lost."""
+        return self._resting > 0 or (self._stopped and self.waits)
 
     @property
     def pace(self) -> float:
@@ -189,6 +193,13 @@ class AdaptivePolicy:
     def acceptance(self, confidence: float) -> float:
         """Return the expected acceptance at this confidence, corrected by what was seen."""
         return min(1.0, self.confidence.predict(confidence) * self.correction)
+
+    @property
+    def why_idle(self) -> str:
+        """Why the draft model is hardly used at present, in few words."""
+        if not self.worthwhile:
+            return "it does not pay here, says the profile"
+        return "it lost time and rests" if self.guard.rests else "it would not pay now, by measured costs"
 
     @property
     def correction(self) -> float:

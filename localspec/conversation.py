@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ContextOverflowError, PromptError
+from localspec.errors import ContextOverflowError, PromptError, StoreError
 from localspec.registry.partial import write_atomically
 from localspec.text import Message
 
-__all__ = ["Conversation", "Turn", "load_conversation", "read_messages", "save_conversation"]
+__all__ = ["Conversation", "Turn", "load_conversation", "parse_messages", "read_messages", "save_conversation"]
 
 _FORMAT = "localspec conversation"
 _VERSION = 1
@@ -63,7 +63,7 @@ class Conversation:
 
     def retry(self) -> Conversation:
         """Take back the last answer."""
-        return replace(self, turns=(*self.turns[:-1], Turn(self.turns[-1].user)))
+        return replace(self, turns=(*self.turns[:-1], Turn(self.turns[-1].user)))._clipped()
 
     @property
     def is_waiting(self) -> bool:
@@ -113,7 +113,8 @@ class Conversation:
         return alone
 
     def _clipped(self) -> Conversation:
-        return replace(self, num_dropped=min(self.num_dropped, len(self.turns)))
+        """Return the conversation with its last turn in sight, even if what came after it was taken back."""
+        return replace(self, num_dropped=min(self.num_dropped, max(0, len(self.turns) - 1)))
 
 
 def save_conversation(conversation: Conversation, path: Path, *, model: str) -> None:
@@ -123,8 +124,6 @@ def save_conversation(conversation: Conversation, path: Path, *, model: str) -> 
         PromptError: the file exists and is something else.
         StoreError: it cannot be written; what was there before is untouched.
     """
-    if path.exists() and not _is_ours(path):
-        raise PromptError(f"{path} exists and is no saved conversation; choose another name")
     document = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -132,7 +131,13 @@ def save_conversation(conversation: Conversation, path: Path, *, model: str) -> 
         "dropped_turns": conversation.num_dropped,
         "messages": list(_documents(conversation)),
     }
-    write_atomically(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+    try:
+        if path.exists() and not _is_ours(path):
+            raise PromptError(f"{path} exists and is no saved conversation; choose another name")
+        write_atomically(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+    except (StoreError, OSError) as error:
+        reason = getattr(error.__cause__ or error, "strerror", None) or error
+        raise StoreError(f"{path} cannot be written: {reason}; choose another place") from error
 
 
 def load_conversation(path: Path) -> Conversation:
@@ -174,7 +179,15 @@ def read_messages(path: Path | None, text: str | None = None) -> list[Message]:
         OSError: the file cannot be read.
     """
     name = path or "standard input"
-    document = _read_json(path) if path else _parse(text or "", "standard input")
+    return parse_messages(_read_json(path) if path else _parse(text or "", name), name)
+
+
+def parse_messages(document: Any, name: object) -> list[Message]:
+    """Take messages out of parsed JSON of either form that ``read_messages`` knows; ``name`` is for messages.
+
+    Raises:
+        PromptError: there are none, or one is no message.
+    """
     messages = [_message(entry, i, name) for i, entry in enumerate(_entries(document, name), 1)]
     if not messages:
         raise PromptError(f"{name} holds no messages; give at least one")
@@ -200,6 +213,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _read_json(path: Path) -> Any:
+    if path.is_char_device():  # /dev/zero never ends
+        raise PromptError(f"{path} is a device, and not JSON")
     try:
         return _parse(path.read_text(encoding="utf-8-sig"), path)
     except UnicodeDecodeError as error:

@@ -66,11 +66,21 @@ class Draft:
 class Drafter(Protocol):
     """Proposes continuations."""
 
+    def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
+        """Read of a prompt what is lacking, but for the last token, and no more than ``limit`` tokens now."""
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, drafting all sequences together."""
 
     def keep(self, sequence: int, length: int) -> None:
         """Forget everything past the first ``length`` tokens of a sequence."""
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence``, which is emptied, know what ``source`` knows of its first ``length`` tokens.
+
+        Raises:
+            RollbackError: as ``Context.copy``.
+        """
 
 
 def read_ahead(context: Context, sequence: int, tokens: Sequence[int], progress: Progress | None = None) -> None:
@@ -103,6 +113,9 @@ def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
     return make_law(row, SamplingParams()).confidence if params.greedy else law.confidence
 
 
+_RIDES_ALONG = 2  # tokens that the first pass of a draft reads without being dearer for it
+
+
 class ModelDrafter:
     """Drafts with a small model.
 
@@ -117,6 +130,12 @@ class ModelDrafter:
         self._shared_size = min(vocabulary_size, context.vocabulary_size)
         self._ends_generation = ends_generation
 
+    def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
+        """Read a part of a prompt, unless so little is lacking that the first draft pass takes it along."""
+        held = self.context.length(sequence)
+        if len(history) - held > _RIDES_ALONG:
+            read_ahead(self.context, sequence, history[: min(len(history) - 1, held + limit)])
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft one token for all sequences that want one, then the next, until none does."""
         drafts = [Draft() for _ in requests]
@@ -130,19 +149,25 @@ class ModelDrafter:
         """Truncate the draft's cache."""
         self.context.truncate(sequence, length)
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Copy what the draft's cache holds of it."""
+        self.context.copy(source, sequence, min(length, self.context.length(source)))
+
     def _goes_on(self, request: DraftRequest, draft: Draft) -> bool:
         if len(draft.tokens) >= min(request.limit, request.plan.limit):
             return False
-        held = self.context.length(request.sequence)
-        read = max(request.prompt_length, held)  # a prompt is read once, and no matter of this step
-        if not request.plan.runs(len(request.history) + len(draft.tokens) - read):
+        if draft.tokens:
+            return request.plan.runs()
+        history, held = request.history, self.context.length(request.sequence)
+        # A prompt is read once, and no matter of this step.
+        if not request.plan.runs(len(history) - max(request.prompt_length, held)):
             return False
-        if not draft.tokens:
+        if len(history) - held > _RIDES_ALONG:
             started = perf_counter()
-            read_ahead(self.context, request.sequence, request.history[: request.prompt_length], request.progress)
+            read_ahead(self.context, request.sequence, history[: request.prompt_length], request.progress)
             draft.prefill_s = perf_counter() - started
             # What was written without drafts comes on top, but for what one pass can take.
-            read_ahead(self.context, request.sequence, request.history[: -self.context.chunk])
+            read_ahead(self.context, request.sequence, history[: -self.context.chunk])
         return True
 
     def _missing(self, request: DraftRequest, draft: Draft) -> list[int]:

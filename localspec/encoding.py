@@ -7,7 +7,7 @@ from functools import cached_property
 
 from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import PromptError, TemplateError
-from localspec.text import ChatTemplate, Message, split_control
+from localspec.text import TEMPLATE_NAMES, ChatTemplate, Message, split_control
 
 __all__ = ["Prompt", "PromptEncoder"]
 
@@ -61,8 +61,8 @@ class PromptEncoder:
     def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
         if self._template is None:
             raise TemplateError(
-                f"{self._name} has no chat template; name one with --template, or continue the text as it stands with"
-                " --raw"
+                f"{self._name} has no chat template; name one with --template ({', '.join(TEMPLATE_NAMES)}, or a"
+                " Jinja file), or have `localspec generate --raw` continue a text as it stands"
             )
         markers = self._vocabulary.control_tokens
         tokens: list[int] = []

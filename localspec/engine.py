@@ -7,7 +7,8 @@ One step of one sequence, with ``history`` its tokens so far, the last of them n
     accept   the longest prefix the exact rule lets stand, and one token more
     forget   what both caches hold past it, when the next step begins
 
-Sequences share passes: every step drafts for all of them together and verifies all of them in one batch.
+Sequences share passes: every step drafts for all of them together and verifies all of them in one batch. A prompt is
+read along with the others' steps, a chunk at a time; what any sequence has read of it is copied, not read again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
 from localspec.drafters import Draft, Drafter, DraftRequest, chunk_size, read_ahead
-from localspec.errors import ContextOverflowError, InvalidOptionError, RollbackError
+from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
 from localspec.policy import StepOutcome
 from localspec.sampling import (
@@ -36,7 +37,7 @@ from localspec.sampling import (
     verify_laws,
 )
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "common_prefix"]
 
 
 class Engine:
@@ -57,6 +58,8 @@ class Engine:
     def start(self, request: Request, sequence: int = 0) -> Generation:
         """Begin a generation in ``sequence``, keeping what the caches already hold of its prompt.
 
+        If another sequence holds more of it, that is copied.
+
         Raises:
             ContextOverflowError: the prompt leaves no room for a token.
             InvalidOptionError: the prompt is empty, max_tokens is below 1, a bias or ban names an unknown token, or
@@ -75,32 +78,45 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"
                 " for the answer; shorten the prompt, or use a larger --ctx"
             )
-        # A history's last token is never in the caches, and the prompt's last is read again for its logits.
-        pairs = zip(self._held.get(sequence, [])[:-1], prompt[:-1], strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        try:
-            self._forget(sequence, shared)
-        except RollbackError:
-            self._forget(sequence, 0)  # what cannot be cut can still be emptied, and plain decoding needs no more
+        self._reuse(sequence, prompt)
         generation = Generation(sequence, request, prompt)
         generation.stats.reused_tokens = self.target.length(sequence)
         self._held[sequence] = generation.history
         return generation
 
+    def held(self, prompt: Sequence[int], sequence: int) -> int:
+        """Return how many of a prompt's tokens ``sequence`` has read, the last one not counted."""
+        # A history's last token is never in the caches, and the prompt's last is read again for its logits.
+        shared = common_prefix(self._held.get(sequence, [])[:-1], prompt[:-1])
+        return min(shared, self.target.length(sequence))
+
+    def release(self, sequence: int) -> None:
+        """Empty a sequence; a generation in it cannot go on."""
+        self._forget(sequence, 0)
+        self._held.pop(sequence, None)
+
     def clear(self) -> None:
         """Empty all sequences; generations that run cannot go on."""
         for sequence in range(self.target.num_sequences):
-            self._forget(sequence, 0)
-        self._held.clear()
+            self.release(sequence)
 
-    def step(self, generations: Sequence[Generation]) -> list[Step]:
+    def step(self, generations: Sequence[Generation], *, together: bool | None = None) -> list[Step]:
         """Advance every generation, none of them finished, by one step.
 
+        Args:
+            generations: which.
+            together: whether nobody shall wait for another one; default whether there are several. Then one step
+                reads a chunk of prompts, and the step of a generation that has not come to the end of its prompt has
+                no tokens; and what goes wrong with one is the error of its step, and the others' steps stand.
+                Otherwise prompts are read at once, by the draft after the first token.
+
         Raises:
+            InvalidLogitsError: no law can be made of the target's logits, if not together.
             EvaluationError: a pass failed; the same step can be tried again.
             RollbackError: a cache cannot forget what was drafted.
             InvalidOptionError: the sequence of a generation has been given to a later one.
         """
+        together = len(generations) > 1 if together is None else together
         started = perf_counter()
         for g in generations:
             if self._held.get(g.sequence) is not g.history:
@@ -109,21 +125,35 @@ class Engine:
                 )
             # Past this stand rejected drafts, and whatever a failure or an interrupt left behind.
             self._forget(g.sequence, len(g.history) - 1)
-        self._read_prompts(generations)
-        missing = [g.history[self.target.length(g.sequence) :] for g in generations]
+        if not together:
+            self._read_prompts(generations)
         read = perf_counter()
-        drafts = self._draft(generations)
+        before_s = sum(g.draft_prefill_s for g in generations)
+        drafts = self._draft(generations, together)
         drafted = perf_counter()
-        spans = []
-        for g, lacking, draft in zip(generations, missing, drafts, strict=True):
-            tokens = self._evaluable(draft.tokens)
-            spans.append(Span(g.sequence, [*lacking, *tokens], len(tokens) + 1))
+        spans = self._spans(generations, drafts, together)
         logits = self.target.decode(spans)
         verified = perf_counter()
-        times = StepTimes(read - started, drafted - read, verified - drafted)
+        draft_s = drafted - read - (sum(g.draft_prefill_s for g in generations) - before_s)
+        times = StepTimes(read - started, draft_s, verified - drafted)
         ends = np.cumsum([span.rows for span in spans])
         rows = np.split(logits, ends[:-1])
-        return [self._accept(g, d, r, times) for g, d, r in zip(generations, drafts, rows, strict=True)]
+        return [self._accept(g, d, r, times, together) for g, d, r in zip(generations, drafts, rows, strict=True)]
+
+    def _reuse(self, sequence: int, prompt: list[int]) -> None:
+        """Leave in ``sequence`` as much of a prompt as any sequence holds."""
+        held = {s: self.held(prompt, s) for s in (sequence, *self._held)}
+        source = max(held, key=held.__getitem__)
+        try:
+            if source == sequence:
+                self._forget(sequence, held[sequence])
+            else:
+                self._forget(sequence, 0)
+                self.target.copy(source, sequence, held[source])
+                if self.drafter is not None:
+                    self.drafter.copy(source, sequence, held[source])
+        except RollbackError:
+            self._forget(sequence, 0)  # what cannot be cut can still be emptied, and plain decoding needs no more
 
     def _read_prompts(self, generations: Sequence[Generation]) -> None:
         for g in generations:
@@ -132,19 +162,40 @@ class Engine:
             if ahead > self.target.length(g.sequence):
                 read_ahead(self.target, g.sequence, g.history[:ahead], g.request.progress)
 
-    def _draft(self, generations: Sequence[Generation]) -> list[Draft]:
+    def _spans(self, generations: Sequence[Generation], drafts: Sequence[Draft], together: bool) -> list[Span]:
+        """Return the common pass: drafts, and what sequences lack before them, of prompts what a chunk holds."""
+        spans = []
+        room = self.target.chunk - sum(1 + len(draft.tokens) for draft in drafts)
+        for g, draft in zip(generations, drafts, strict=True):
+            lacking = g.history[self.target.length(g.sequence) :]
+            part = lacking[: 1 + max(0, room)] if together else lacking
+            room -= len(part) - 1
+            drafted = self._evaluable(draft.tokens)
+            rows = len(drafted) + 1 if len(part) == len(lacking) else 0
+            spans.append(Span(g.sequence, [*part, *drafted], rows))
+        return spans
+
+    def _draft(self, generations: Sequence[Generation], together: bool) -> list[Draft]:
         drafts = [Draft() for _ in generations]
         if self.drafter is None:
             return drafts
         requests: dict[int, DraftRequest] = {}
         for i, g in enumerate(generations):
-            # The first token does not wait for the draft to read the prompt, whatever the caches hold.
-            if g.stats.steps > 0 and (request := self._draft_request(g)):
+            reading = g.stats.steps == 0
+            # The first token does not wait for the draft to read the prompt, whatever the caches hold; unless others
+            # would when drafting begins: then the draft reads along, a chunk at a time.
+            if (reading and not together) or (request := self._draft_request(g)) is None:
+                continue
+            if reading:
+                started = perf_counter()
+                self.drafter.prefill(g.sequence, g.history, limit=self.target.chunk)
+                g.draft_prefill_s += perf_counter() - started
+            else:
                 requests[i] = request
         if not requests:
             return drafts
         for i, draft in zip(requests, self.drafter.draft(list(requests.values())), strict=True):
-            generations[i].draft_prefill_s = draft.prefill_s
+            generations[i].draft_prefill_s += draft.prefill_s
             end = len(self._evaluable(draft.tokens)) + 1
             drafts[i] = Draft(draft.tokens[:end], draft.laws[:end])
         return drafts
@@ -179,10 +230,20 @@ class Engine:
         size = self.target.vocabulary_size
         return list(takewhile(lambda token: 0 <= token < size, tokens))
 
-    def _accept(self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes) -> Step:
+    def _accept(
+        self, g: Generation, draft: Draft, logits: NDArray[np.float32], times: StepTimes, together: bool
+    ) -> Step:
+        if len(logits) == 0:
+            g.count_reading(times)
+            return Step([], 0)
         started = perf_counter()
         depth = len(g.history)
-        verification = self._verify(g, draft, logits)
+        try:
+            verification = self._verify(g, draft, logits)
+        except InvalidLogitsError as error:
+            if not together:
+                raise
+            return Step([], 0, error)
         emitted = self._emit(g, [*draft.tokens[: verification.num_accepted], verification.next_token])
         num_accepted = min(verification.num_accepted, len(emitted))
         # What was drafted past an end is no evidence about the draft.
@@ -197,7 +258,7 @@ class Engine:
                     num_accepted=num_accepted,
                     num_emitted=len(emitted),
                     depth=depth,
-                    draft_s=times.draft_s - prefill_s,
+                    draft_s=times.draft_s,
                     verify_s=times.verify_s,
                     sampling_s=now - started,
                     prefill_s=prefill_s,
@@ -237,6 +298,12 @@ class Engine:
         self.target.truncate(sequence, length)
         if self.drafter is not None:
             self.drafter.keep(sequence, length)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class _Laws(Sequence[Law]):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from localspec.errors import LocalspecError
 from localspec.policy import FixedPolicy, Policy
 from localspec.sampling import Rule, SamplingParams
 
@@ -45,6 +46,8 @@ class Request:
 @dataclass(slots=True)
 class Stats:
     """What a generation did; only emitted tokens are counted. Times are seconds.
+
+    Sequences that run together share passes, and the time of a pass counts for each of them.
 
     Attributes:
         prompt_tokens: length of the prompt.
@@ -102,7 +105,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of a step that all sequences share."""
+    """Seconds of the parts of a step that all sequences share; what the draft reads of prompts is not drafting."""
 
     read_s: float
     draft_s: float
@@ -114,12 +117,14 @@ class Step:
     """What one step emitted for one sequence.
 
     Attributes:
-        tokens: ids, at least one.
+        tokens: ids, at least one; none while a prompt is being read, or after an error.
         num_accepted: how many of the first of them were drafted; the rest, one or none, is the target's own.
+        error: what went wrong with this sequence alone. The generation cannot go on.
     """
 
     tokens: Sequence[int]
     num_accepted: int
+    error: LocalspecError | None = None
 
 
 class Generation:
@@ -148,6 +153,10 @@ class Generation:
         """The ids emitted so far."""
         return self.history[self.stats.prompt_tokens :]
 
+    def count_reading(self, times: StepTimes) -> None:
+        """Add a pass that read a part of the prompt."""
+        self.stats.prefill_s += times.read_s + times.verify_s
+
     def count(self, step: Step, num_drafted: int, times: StepTimes, sampling_s: float, now: float) -> None:
         """Add a step to the statistics; the pass that read the prompt counts as prefill."""
         stats = self.stats
@@ -156,7 +165,7 @@ class Generation:
             self._first_token_at = now
             stats.prefill_s += times.read_s + times.verify_s
         else:
-            stats.draft_s += times.draft_s - self.draft_prefill_s
+            stats.draft_s += times.draft_s
             stats.verify_s += times.verify_s
         stats.prefill_s += self.draft_prefill_s
         self._draft_prefill_total_s += self.draft_prefill_s

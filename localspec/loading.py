@@ -19,10 +19,24 @@ from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile, remembered_backend
 
-__all__ = ["LoadedPair", "ModelFiles", "check_rollback", "choose_backend", "find_files", "load_models"]
+__all__ = [
+    "LoadedPair",
+    "ModelFiles",
+    "check_parallel",
+    "check_rollback",
+    "choose_backend",
+    "find_files",
+    "load_models",
+    "max_parallel",
+    "widened",
+]
 
 MAX_CONTEXT = 1 << 24
 """Beyond any model; a guard against a slip of the keyboard."""
+
+
+MAX_SEQUENCES = 64
+"""More would not fit a pass, which reads a chunk of 128 tokens at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,13 @@ class LoadedPair:
                 context.model.close()
 
 
+def check_parallel(value: object) -> int:
+    """Return ``value`` if so many sequences can run together, else raise InvalidOptionError."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SEQUENCES:
+        return value
+    raise InvalidOptionError(f"parallel is {value!r}; use a whole number of sequences from 1 to {MAX_SEQUENCES}")
+
+
 def find_files(
     pair: str | None = None,
     *,
@@ -109,12 +130,14 @@ def load_models(
     use_draft: bool = True,
     context: int = 4096,
     threads: int | None = None,
-    num_sequences: int = 1,
+    parallel: int | None = None,
     use_profile: bool = True,
     backend: BackendChoice = "auto",
     progress: bool = False,
 ) -> LoadedPair:
     """Load what ``find_files`` finds; arguments and errors as ``load_pair``.
+
+    ``parallel`` sequences of ``context`` tokens each are made room for, by default one.
 
     A profile of the pair, if there is one and ``use_profile``, decides how the contexts run.
 
@@ -123,6 +146,7 @@ def load_models(
     if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= MAX_CONTEXT:
         raise InvalidOptionError(f"the context is {context!r}; use a whole number of tokens, such as 4096")
     check_backend(backend)
+    num_sequences = 1 if parallel is None else check_parallel(parallel)
     files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
     chosen = choose_backend(backend, files, threads=threads, use_profile=use_profile)
     target_header = read_header(files.target)
@@ -131,7 +155,7 @@ def load_models(
     if draft_header is not None:
         check_compatible(target_header, draft_header)
         headers.append(draft_header)
-    _check_memory(headers, context * num_sequences)
+    _check_memory(headers, context * num_sequences, remedy="a smaller --ctx" + " or --parallel" * (num_sequences > 1))
     binding = load_binding(chosen)
     # Both files before both caches: reading a file needs its size twice for a moment.
     models = [NativeModel(header.path, binding) for header in headers]
@@ -171,6 +195,43 @@ def _context(
     )
 
 
+def max_parallel(pair: LoadedPair, limit: int) -> int:
+    """Return how many sequences, at most ``limit``, leave half of what memory is free to others.
+
+    One, if several would be evaluated one after the other.
+    """
+    if not pair.target.shares_passes:
+        return 1
+    headers = [header for header in (pair.target_header, pair.draft_header) if header is not None]
+    each = sum(header.cache_bytes(pair.target.capacity) for header in headers)
+    more = psutil.virtual_memory().available // 2 // each if each else limit
+    return min(limit, pair.target.num_sequences + more)
+
+
+def widened(pair: LoadedPair, num_sequences: int) -> LoadedPair:
+    """Return the pair with contexts of so many sequences in place of its own, which are closed; the models stay.
+
+    Raises:
+        OutOfMemoryError: there is no room; the pair is as it was.
+    """
+    headers = [header for header in (pair.target_header, pair.draft_header) if header is not None]
+    capacity = pair.target.capacity
+    _check_memory(headers, capacity * num_sequences, remedy="a smaller --ctx or a smaller --parallel")
+    made: list[NativeContext] = []
+    try:
+        for old in (pair.target, pair.draft):
+            if old is not None:
+                made.append(_context(old.model, pair.profile.profile, capacity, num_sequences, old.threads))
+    except OutOfMemoryError:
+        for context in made:
+            context.close()
+        raise
+    for old in (pair.target, pair.draft):
+        if old is not None:
+            old.close()
+    return replace(pair, target=made[0], draft=made[1] if len(made) > 1 else None)
+
+
 def check_rollback(context: NativeContext, header: ModelHeader) -> None:
     """Try whether an empty context can take tokens back.
 
@@ -185,12 +246,12 @@ def check_rollback(context: NativeContext, header: ModelHeader) -> None:
         )
 
 
-def _check_memory(headers: list[ModelHeader], tokens: int) -> None:
+def _check_memory(headers: list[ModelHeader], tokens: int, *, remedy: str = "a smaller --ctx") -> None:
     """Refuse caches that cannot fit: a system that overcommits would kill the process instead."""
     needed = sum(header.cache_bytes(tokens) for header in headers)
     available = psutil.virtual_memory().available
     if needed > available:
         raise OutOfMemoryError(
             f"caches for {tokens} tokens take {registry.human_bytes(needed)} and {registry.human_bytes(available)}"
-            " of memory are free; use a smaller --ctx"
+            f" of memory are free; use {remedy}"
         )

@@ -159,6 +159,12 @@ class LookupDrafter:
         """Return one draft for each request: empty where nothing matches, or too little."""
         return [self._one(request) for request in requests]
 
+    def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
+        """Do nothing: a text is read when it is asked about."""
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Do nothing, likewise."""
+
     def keep(self, sequence: int, length: int) -> None:
         """Forget everything past the first ``length`` tokens of a sequence."""
         if sequence in self._texts:
@@ -219,3 +225,11 @@ class LookupOrModel:
         """Forget everything past the first ``length`` tokens of a sequence."""
         self.lookup.keep(sequence, length)
         self.model.keep(sequence, length)
+
+    def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
+        """Let the model read a part of a prompt."""
+        self.model.prefill(sequence, history, limit=limit)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Copy what the model's cache holds."""
+        self.model.copy(source, sequence, length)

@@ -187,6 +187,11 @@ class PlannedContext:
         self.context.truncate(sequence, min(length, self._ends.get(sequence, length)))
         self._ends.pop(sequence, None)
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence`` hold the first ``length`` tokens of ``source``; see ``Context.copy``."""
+        self._ends.pop(sequence, None)
+        self.context.copy(source, sequence, length)
+
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:
         """Append every span's tokens; see ``Context.decode``."""
         for span in batch:

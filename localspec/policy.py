@@ -25,7 +25,7 @@ class StepOutcome:
     Attributes:
         num_drafted: tokens drafted.
         num_accepted: of these, how many stand.
-        num_emitted: tokens emitted, the recovered or bonus token included.
+        num_emitted: tokens emitted, the recovered or bonus token included; of several sequences their mean.
         depth: tokens in the target's cache when the step began.
         draft_s: seconds in the drafter, without what it took the draft to read a prompt.
         verify_s: seconds in the target's pass.
@@ -35,7 +35,7 @@ class StepOutcome:
 
     num_drafted: int
     num_accepted: int
-    num_emitted: int
+    num_emitted: float
     depth: int
     draft_s: float
     verify_s: float

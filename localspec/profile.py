@@ -203,6 +203,7 @@ class Profile:
         draft_temperatures: where the draft agrees better at a temperature other than the target's.
         plain_tokens_per_s: measured without speculation, shortly after the prompt.
         verdicts: one for each agreement.
+        draft_batch: passes of the draft with a row for every token, as several sequences together need them.
     """
 
     key: ProfileKey
@@ -219,6 +220,7 @@ class Profile:
     draft_temperatures: tuple[DraftTemperatureAt, ...]
     plain_tokens_per_s: float
     verdicts: tuple[Verdict, ...]
+    draft_batch: CostCurves | None = None
 
     @property
     def best_tokens_per_s(self) -> float:

@@ -15,7 +15,8 @@ _T = TypeVar("_T")
 def read_record(kind: type[_T], value: Any, where: str) -> _T:
     """Return the dataclass ``kind`` that ``dataclasses.asdict`` turned into ``value``, by way of JSON.
 
-    Fields may be int, finite float, str, literals, tuples of any length, None, and dataclasses of such.
+    Fields may be int, finite float, str, literals, tuples of any length, None, and dataclasses of such. One whose
+    default is None may be missing.
 
     Args:
         kind: the dataclass.
@@ -26,6 +27,8 @@ def read_record(kind: type[_T], value: Any, where: str) -> _T:
         ValueError: a field is missing, unknown, of another type, or refused by the dataclass; the message says which.
     """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if isinstance(value, dict):  # what was written before a field came to be
+        value = {f.name: None for f in fields(kind) if f.default is None} | value  # type: ignore[arg-type]
     if not isinstance(value, dict) or value.keys() != names:
         raise ValueError(f"{where} does not have the fields {', '.join(sorted(names))}")
     hints = get_type_hints(kind)

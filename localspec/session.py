@@ -2,162 +2,58 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, SupportsIndex, get_args
+from typing import Any, get_args
 
 from localspec.adaptive import AdaptivePolicy
+from localspec.answers import GenerationResult, Stream, TokenEvent, Transcript
 from localspec.backend import Context
 from localspec.backend.choice import BackendChoice
-from localspec.backend.vocabulary import Vocabulary
+from localspec.batch_plan import (
+    MAX_PARALLEL,
+    BatchCosts,
+    BatchPlan,
+    BatchPolicy,
+    accepted_prefix,
+    choose_batch,
+    measure_batch,
+)
+from localspec.batching import (
+    Batch,
+    BatchAnswer,
+    BatchOptions,
+    BatchProgress,
+    BatchRequest,
+    JobPreparer,
+)
 from localspec.drafters import Drafter, ModelDrafter
 from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
 from localspec.errors import InvalidOptionError, ProfileError, RollbackError
-from localspec.generation import FinishReason, Generation, Request, Stats, Step
-from localspec.loading import LoadedPair, check_rollback, load_models
+from localspec.generation import Generation, Request, Step
+from localspec.loading import LoadedPair, check_parallel, check_rollback, load_models, max_parallel, widened
 from localspec.lookup import LookupDrafter, LookupOrModel
 from localspec.plans import PlannedContext
-from localspec.policy import FixedPolicy, Policy
+from localspec.policy import FixedPolicy, Policy, check_num_draft_tokens
 from localspec.profile import Profile
-from localspec.sampling import SamplingParams, check_rule, fresh_seed
-from localspec.text import ChatTemplate, IncrementalDecoder, Message, StopStrings, template_source
-from localspec.tuning import DrafterName, PolicyName, RoughProfile, measure_roughly, policy_for
+from localspec.sampling import SamplingParams, check_rule, check_seed, fresh_seed
+from localspec.scheduling import Scheduler
+from localspec.text import ChatTemplate, Message, template_source
+from localspec.tuning import (
+    DrafterName,
+    PolicyName,
+    RoughProfile,
+    draft_sampling,
+    measure_roughly,
+    policy_for,
+)
 
 __all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One emitted token.
-
-    Attributes:
-        token: its id.
-        text: what it adds to the text: nothing while a character or a stop string may still be incomplete, and
-            then more than its own.
-        drafted: whether the draft proposed it, rather than the target having the word.
-        finish_reason: set on the last event: "stop", "length" or "context".
-    """
-
-    token: int
-    text: str
-    drafted: bool
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """A finished generation.
-
-    Attributes:
-        text: the answer, without control tokens and stop strings.
-        tokens: ids emitted, an end-of-generation token included.
-        finish_reason: "stop" (end-of-generation token or stop string), "length" or "context".
-        seed: gives the same draws again.
-        stats: what it took.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    seed: int
-    stats: Stats
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what ``generate --json`` prints."""
-        derived = {"tokens_per_s": self.stats.tokens_per_s, "tokens_per_step": self.stats.tokens_per_step}
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "seed": self.seed,
-            "stats": asdict(self.stats) | derived,
-        }
-
-
-class _Transcript:
-    """Turns the tokens of a generation into text and watches for stop strings."""
-
-    def __init__(self, vocabulary: Vocabulary, stop: Iterable[str]) -> None:
-        self._vocabulary = vocabulary
-        self._decoder = IncrementalDecoder()
-        self._stops = StopStrings(stop)
-        self.pending: list[str] = []  # text of the tokens not yet handed out
-
-    def watch(self, token: int) -> bool:
-        """Take the next token; return whether a stop string is complete."""
-        ends = self._vocabulary.ends_generation(token)
-        result = self._stops.feed("" if ends else self._decoder.feed(self._vocabulary.piece(token)))
-        self.pending.append(result.text)
-        return result.stopped
-
-    def take(self, *, last: bool) -> list[str]:
-        """Return the text of each token since the last call; at the end, what was held back goes to the last one."""
-        if last:
-            self.pending[-1] += self._stops.feed(self._decoder.flush()).text + self._stops.flush()
-        taken, self.pending = self.pending, []
-        return taken
-
-
-class Stream(Iterator[TokenEvent]):
-    """The tokens of one generation, as they are verified.
-
-    A session can be asked for something else before a stream is exhausted; the stream cannot go on then.
-    """
-
-    def __init__(self, session: Session, generation: Generation, transcript: _Transcript) -> None:
-        self._session = session
-        self._generation = generation
-        self._transcript = transcript
-        self._events: deque[TokenEvent] = deque()
-        self._text: list[str] = []
-
-    def __next__(self) -> TokenEvent:
-        if not self._events:
-            if self.finished:
-                raise StopIteration
-            self._step()
-        return self._events.popleft()
-
-    def _step(self) -> None:
-        step = self._session.advance(self._generation)
-        reason = self._generation.finish_reason
-        texts = self._transcript.take(last=reason is not None)
-        self._text += texts
-        last = len(step.tokens) - 1
-        for i, (token, text) in enumerate(zip(step.tokens, texts, strict=True)):
-            self._events.append(TokenEvent(token, text, i < step.num_accepted, reason if i == last else None))
-
-    @property
-    def finished(self) -> bool:
-        """Whether the generation has ended; events may still be waiting to be read."""
-        return self.finish_reason is not None
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the generation ended; None while it runs."""
-        return self._generation.finish_reason
-
-    @property
-    def stats(self) -> Stats:
-        """What it took so far."""
-        return self._generation.stats
-
-    @property
-    def seed(self) -> int:
-        """The seed in use."""
-        return self._generation.request.seed
-
-    def result(self) -> GenerationResult:
-        """Return the whole answer; raises InvalidOptionError before the end."""
-        g = self._generation
-        if g.finish_reason is None:
-            raise InvalidOptionError("the generation is not finished; read the stream to its end first")
-        return GenerationResult("".join(self._text), g.tokens, g.finish_reason, g.request.seed, g.stats)
 
 
 class Session:
@@ -180,9 +76,14 @@ class Session:
         self._busy = threading.Lock()
         self._measured: Profile | RoughProfile | None = pair.profile.profile
         self._policies: dict[tuple[PolicyName, DrafterName, float], Policy] = {}
+        self.default_params = pair.default_params
+        self.engine = self._engine_on(pair)
+        self._batch: weakref.ref[Batch] | None = None
+        self._batch_costs: BatchCosts | None = None
+
+    def _engine_on(self, pair: LoadedPair) -> Engine:
         profile = pair.profile.profile
         target: Context = pair.target
-        self.default_params = pair.default_params
         lookup = LookupDrafter(ends_generation=self.vocabulary.ends_generation)
         proposer: Drafter = lookup
         if pair.draft is not None:
@@ -196,7 +97,7 @@ class Session:
                 ends_generation=self.vocabulary.ends_generation,
             )
             proposer = LookupOrModel(lookup, model)
-        self.engine = Engine(target, proposer, ends_generation=self.vocabulary.ends_generation)
+        return Engine(target, proposer, ends_generation=self.vocabulary.ends_generation)
 
     @property
     def can_draft(self) -> bool:
@@ -214,6 +115,10 @@ class Session:
         Raises:
             InvalidOptionError: another thread is generating, and its pass would lose the memory it works on.
         """
+        batch = self._batch() if self._batch is not None else None
+        if batch is not None:
+            with suppress(ValueError):  # another thread is in it, and the session busy
+                batch.close()
         with self._exclusively():
             self.pair.close()
 
@@ -278,22 +183,20 @@ class Session:
             EvaluationError: a model pass failed.
         """
         params = self.default_params if params is None else params
-        transcript = _Transcript(self.vocabulary, stop)
-        if draft_temperature is None and rule != "coupled":  # for which calibration measures nothing
-            draft_temperature = self._calibrated_draft_temperature(params)
+        transcript = Transcript(self.vocabulary, stop)
         request = Request(
             prompt=self.encode(prompt, raw=raw, special=special),
             params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
-            seed=fresh_seed() if seed is None else _seed(seed),
+            seed=fresh_seed() if seed is None else check_seed(seed),
             rule=check_rule(rule),
             policy=self.policy(num_draft_tokens, policy, params, drafter) if isinstance(policy, str) else policy,
-            draft_params=None if draft_temperature is None else _with_draft_temperature(params, draft_temperature),
+            draft_params=draft_sampling(self.pair.profile.profile, params, rule=rule, temperature=draft_temperature),
             watch=transcript.watch,
             progress=progress,
         )
         with self._exclusively():
-            return Stream(self, self.engine.start(request), transcript)
+            return Stream(self.advance, self.engine.start(request), transcript)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> GenerationResult:
         """Generate to the end; arguments and errors as ``stream``."""
@@ -305,6 +208,114 @@ class Session:
     def chat(self, messages: Sequence[Message | Mapping[str, str]], **options: Any) -> Stream:
         """Answer a conversation; what the caches hold of it from the turn before is not read again."""
         return self.stream(messages, **options)
+
+    def generate_batch(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        seed: int | None = None,
+        parallel: int | None = None,
+        num_draft_tokens: int | None = None,
+        policy: PolicyName = "adaptive",
+        rule: str = "block",
+        progress: Callable[[BatchProgress], None] | None = None,
+    ) -> Batch:
+        """Generate for many prompts, several at a time, yielding each answer as soon as it is finished.
+
+        Args:
+            requests: what to generate, taken one by one as there is room: a few more than run are held.
+            seed: with its id it decides the seed of each record that has none; default a fresh one.
+            parallel: how many run together. By default what costs and agreement recommend, as far as there is memory
+                and there are requests; without a profile costs are measured for a few seconds. 1 gives what
+                ``generate`` gives.
+            num_draft_tokens: tokens drafted per step and sequence; 0 does not speculate. Default as ``policy``
+                decides.
+            policy: "adaptive" drafts what pays with as many sequences as are running, and learns from what is
+                accepted and from the clock; "calibrated" keeps to the profile.
+            rule: for records that name none; see ``stream``.
+            progress: called after every step. What it raises ends the batch.
+
+        Returns:
+            An iterator, and a context manager that closes it. A record that cannot run, or goes wrong, has an answer
+            with its error, and the others go on.
+
+        Raises:
+            InvalidOptionError: an option is out of range; while iterating, the session is busy.
+            ProfileError: "calibrated" is asked for and there is no profile.
+            EvaluationError: while iterating: measuring failed, or there is no memory for so many sequences.
+        """
+        counts = BatchProgress()
+        options = BatchOptions(
+            seed=fresh_seed() if seed is None else check_seed(seed),
+            parallel=None if parallel is None else check_parallel(parallel),
+            num_draft_tokens=num_draft_tokens,
+            policy=policy,
+            rule=check_rule(rule),
+        )
+        self._check_policy(num_draft_tokens, policy)
+        batch = Batch(self._run_batch(iter(requests), options, counts, progress), counts)
+        self._batch = weakref.ref(batch)
+        return batch
+
+    def _run_batch(
+        self,
+        requests: Iterator[BatchRequest],
+        options: BatchOptions,
+        counts: BatchProgress,
+        progress: Callable[[BatchProgress], None] | None,
+    ) -> Generator[BatchAnswer]:
+        with self._exclusively():
+            first = list(islice(requests, options.parallel or MAX_PARALLEL))
+            shared = self._plan_batch(options, len(first), counts)
+            assert counts.plan is not None
+            if counts.plan.parallel > self.pair.target.num_sequences:
+                self.pair = widened(self.pair, counts.plan.parallel)
+                self.engine = self._engine_on(self.pair)
+
+            # What copies cost beside other sequences is not known.
+            plain = self.pair.draft is None and counts.plan.parallel > 1 and not options.num_draft_tokens
+
+            def policy_for(params: SamplingParams) -> Policy:
+                if plain:
+                    return FixedPolicy(0)
+                return shared or self._policy(
+                    options.num_draft_tokens, options.policy, params, self.drafter, nullcontext()
+                )
+
+            preparer = JobPreparer(
+                self._encoder,
+                self.vocabulary,
+                default_params=self.default_params,
+                context=self.context,
+                policy_for=policy_for,
+                profile=self.pair.profile.profile,
+            )
+            jobs = preparer.jobs(chain(first, requests), options)
+            scheduler = Scheduler(
+                self.engine, jobs, parallel=counts.plan.parallel, counts=counts, policy=shared, progress=progress
+            )
+            yield from scheduler.run()
+
+    def _plan_batch(self, options: BatchOptions, available: int, counts: BatchProgress) -> BatchPolicy | None:
+        """Decide how many sequences run; return the policy they share, or None if each record has its own."""
+        parallel, num_draft_tokens = options.parallel, options.num_draft_tokens
+        if self.pair.draft is None:
+            num_draft_tokens = 0
+        limit = parallel or max(1, min(available, max_parallel(self.pair, MAX_PARALLEL)))
+        if limit == 1 or (parallel is not None and num_draft_tokens is not None):
+            counts.plan = BatchPlan(limit, num_draft_tokens)
+            return None
+        profile = self.pair.profile.profile
+        if self._batch_costs is None:
+            self.engine.clear()
+            self._batch_costs = measure_batch(self.pair.target, self.pair.draft, profile)
+        accepted = accepted_prefix(profile, self.default_params.temperature, options.rule)
+        counts.plan = choose_batch(
+            self._batch_costs, accepted, max_parallel=limit, parallel=parallel, num_draft_tokens=num_draft_tokens
+        )
+        if counts.plan.parallel == 1 or num_draft_tokens is not None:
+            return None
+        return BatchPolicy(self._batch_costs, accepted, counts.plan, learns=options.policy == "adaptive")
 
     def advance(self, generation: Generation) -> Step:
         """Run one step; ``Stream`` does."""
@@ -327,7 +338,31 @@ class Session:
         """
         if drafter == "model" and self.pair.draft is None:
             raise InvalidOptionError("there is no draft model; name one with --draft, or use the drafter lookup")
-        source = self._source(num_draft_tokens, drafter or self.drafter)
+        return self._policy(num_draft_tokens, name, params, drafter or self.drafter, self._exclusively())
+
+    def _check_policy(self, num_draft_tokens: int | None, name: PolicyName) -> None:
+        draft = self.pair.draft
+        if num_draft_tokens is not None:
+            check_num_draft_tokens(num_draft_tokens)
+            if num_draft_tokens and draft is None:
+                raise InvalidOptionError(
+                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
+                )
+        elif draft is not None:
+            if name not in get_args(PolicyName):
+                raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
+            if name == "calibrated" and self.pair.profile.profile is None:
+                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
+
+    def _policy(
+        self,
+        num_draft_tokens: int | None,
+        name: PolicyName,
+        params: SamplingParams,
+        drafter: DrafterName,
+        while_measuring: AbstractContextManager[None],
+    ) -> Policy:
+        source = self._source(num_draft_tokens, drafter)
         if num_draft_tokens is not None:
             return FixedPolicy(0, num_draft_tokens) if source == "lookup" else FixedPolicy(num_draft_tokens)
         if name not in get_args(PolicyName):
@@ -339,7 +374,8 @@ class Session:
         # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
         key = (name, source, params.temperature)
         if key not in self._policies:
-            self._policies[key] = policy_for(self._measure(name, source), params, name=name, drafter=source)
+            measured = self._measure(name, source, while_measuring)
+            self._policies[key] = policy_for(measured, params, name=name, drafter=source)
         policy = self._policies[key]
         if isinstance(policy, AdaptivePolicy):
             policy.renew()
@@ -361,26 +397,24 @@ class Session:
             return "lookup"
         return "auto" if num_draft_tokens is None else "model"
 
-    def _measure(self, name: PolicyName, source: DrafterName) -> Profile | RoughProfile | None:
+    def _measure(
+        self, name: PolicyName, source: DrafterName, while_measuring: AbstractContextManager[None]
+    ) -> Profile | RoughProfile | None:
         """Return what is known of costs, measured if a draft model needs it and it is not known."""
         if self._measured is None:
             if name == "calibrated":
                 raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
             if self.pair.draft is not None and source != "lookup":
-                with self._exclusively():
+                with while_measuring:
                     self.engine.clear()
                     self._measured = measure_roughly(self.pair.target, self.pair.draft)
         return self._measured
-
-    def _calibrated_draft_temperature(self, params: SamplingParams) -> float | None:
-        profile = self.pair.profile.profile
-        return profile.draft_temperature(params.temperature) if profile is not None else None
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)
 
 
-class _Exclusive:
+class _Exclusive(AbstractContextManager[None]):
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
 
@@ -403,6 +437,7 @@ def load_pair(
     threads: int | None = None,
     template: str | None = None,
     use_profile: bool = True,
+    parallel: int | None = None,
     backend: BackendChoice = "auto",
     progress: bool = False,
 ) -> Session:
@@ -418,6 +453,8 @@ def load_pair(
         threads: threads per pass; default the physical cores this process may use.
         template: a built-in template's name ("chatml", ...) or a Jinja file, in place of the model's own.
         use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
+        parallel: make room for so many sequences of ``context`` tokens each, for ``generate_batch``; without it that
+            makes room itself, once it knows for how many. ``generate`` and ``chat`` use one.
         backend: what evaluates: "llamacpp", "ik" (ik_llama.cpp, if its library is at hand), or "auto": what
             calibration found fastest here, without profiles llama.cpp. A process can use only one of them.
         progress: show on stderr what is being fetched.
@@ -444,6 +481,7 @@ def load_pair(
         context=context,
         threads=threads,
         use_profile=use_profile,
+        parallel=parallel,
         backend=backend,
         progress=progress,
     )
@@ -456,21 +494,6 @@ def load_pair(
                 raise
             drafter = "model"
     return Session(loaded, template=_template(loaded, template), drafter=drafter)
-
-
-def _seed(value: SupportsIndex) -> int:
-    """Return a whole number of any kind, numpy's too, as Python's: hashing needs more than 64 bits, JSON an int."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidOptionError(f"the seed is {value!r}; use a whole number") from None
-
-
-def _with_draft_temperature(params: SamplingParams, temperature: float) -> SamplingParams:
-    try:
-        return replace(params, temperature=temperature)
-    except InvalidOptionError as error:
-        raise InvalidOptionError(f"draft_{error}") from None
 
 
 def _template(loaded: LoadedPair, choice: str | None) -> ChatTemplate | None:

@@ -19,21 +19,25 @@ from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, Policy
 from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, load_all, predicted_speedups
 from localspec.registry import cache_dir
-from localspec.sampling import SamplingParams
+from localspec.sampling import SamplingParams, draft_params
 
 __all__ = [
+    "POOLED",
     "PROFILE_DEPTH",
     "DrafterName",
     "GuessedCosts",
     "PolicyName",
     "ProfileLookup",
     "RoughProfile",
+    "agreements_at",
+    "draft_sampling",
     "look_up_profile",
     "measure_roughly",
     "policy_for",
     "profile_directory",
     "profile_key",
     "remembered_backend",
+    "rough_curve",
 ]
 
 PolicyName = Literal["adaptive", "calibrated"]
@@ -46,7 +50,8 @@ PROFILE_DEPTH = 256
 
 _WORTHWHILE = 1.02  # predicted speedup below which the noise of a machine is larger than the gain
 _ROUGH_SIZES = (1, 2, 4, 8, 16)
-_POOLED = "all"
+POOLED = "all"
+"""The kind of text that stands for all kinds together."""
 
 
 def profile_directory() -> Path:
@@ -133,11 +138,12 @@ def measure_roughly(target: Context, draft: Context) -> RoughProfile:
 
     Enough to see whether verification is cheap, not enough to trust for more than a session.
     """
-    curves = [_rough_curve(target, _ROUGH_SIZES), _rough_curve(draft, (1, 2))]
+    curves = [rough_curve(target, _ROUGH_SIZES), rough_curve(draft, (1, 2))]
     return RoughProfile(*curves)
 
 
-def _rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
+def rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
+    """Return the seconds of passes over ``sizes`` tokens with a row each, in an empty cache: the best of two."""
     token = context.vocabulary_size // 2
     context.truncate(0, 0)
     points = []
@@ -228,10 +234,10 @@ def policy_for(
     if isinstance(source, RoughProfile):
         costs = _limited(_Costs(source.target, source.draft), max_draft_tokens)
         return AdaptivePolicy(costs, UNCALIBRATED, worthwhile=drafter != "lookup", lookup=lookup)
-    speedups = {a.kind: _speedups(source, a) for a in _at_temperature(source, params.temperature)}
+    speedups = {a.kind: _speedups(source, a) for a in agreements_at(source, params.temperature)}
     gains = [max(speed) for speed in speedups.values()]
     if name == "calibrated":
-        pooled = speedups.get(_POOLED) or next(iter(speedups.values()))
+        pooled = speedups.get(POOLED) or next(iter(speedups.values()))
         return FixedPolicy(max(range(len(pooled)), key=pooled.__getitem__))
     plans = (source.target_plan, source.draft_plan)
     model = min(source.confidence, key=lambda c: abs(c.temperature - params.temperature)).model
@@ -248,7 +254,21 @@ def _limited(costs: _Costs, max_draft_tokens: int) -> _Costs:
     return costs
 
 
-def _at_temperature(profile: Profile, temperature: float) -> list[KindAgreement]:
+def draft_sampling(
+    profile: Profile | None, params: SamplingParams, *, rule: str, temperature: float | None
+) -> SamplingParams | None:
+    """Return how draft laws are made if not as the target's: at ``temperature``, or at what calibration found better.
+
+    Raises:
+        InvalidOptionError: it is no temperature.
+    """
+    if temperature is None and profile is not None and rule != "coupled":  # for which calibration measures nothing
+        temperature = profile.draft_temperature(params.temperature)
+    return None if temperature is None else draft_params(params, temperature)
+
+
+def agreements_at(profile: Profile, temperature: float) -> list[KindAgreement]:
+    """Return what a profile knows of agreement at the temperature nearest to ``temperature``."""
     nearest = min({a.temperature for a in profile.agreement}, key=lambda t: abs(t - temperature))
     return [a for a in profile.agreement if a.temperature == nearest]
 

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import psutil
+
+from localspec.benchmark import Spread, ratios
+from localspec.benchmark import alternate as in_turn
+
+__all__ = [
+    "CHAT_PROMPT",
+    "CODE_PROMPT",
+    "EDIT_PROMPT",
+    "RESULTS",
+    "ROOT",
+    "Spread",
+    "alternate",
+    "machine",
+    "ratios",
+    "write",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks"
@@ -42,41 +57,17 @@ def histogram(xs, bins):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of several trials with the lowest and the highest."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f}-{self.high:.3f})"
-
-
 def alternate(
     sides: Mapping[str, Callable[[], float]], trials: int, *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Run every side once to warm up, then ``trials`` rounds of all sides in turn; what they return, by side."""
-    for side in sides.values() if warm_up else ():
-        side()
-    results: dict[str, list[float]] = {name: [] for name in sides}
-    for trial in range(trials):
-        order = list(sides) if trial % 2 == 0 else list(sides)[::-1]
-        for name in order:
-            results[name].append(sides[name]())
+    """Do as ``localspec.benchmark.alternate``, with a dot on stderr for each round."""
+
+    def dot() -> None:
         print(".", end="", flush=True, file=sys.stderr)
+
+    results = in_turn(sides, trials, warm_up=warm_up, progress=dot)
     print(file=sys.stderr)
     return results
-
-
-def ratios(top: list[float], bottom: list[float]) -> Spread:
-    """Return the spread of top/bottom, trial by trial."""
-    return Spread.of([a / b for a, b in zip(top, bottom, strict=True)])
 
 
 def machine() -> dict[str, object]:

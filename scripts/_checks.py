@@ -76,6 +76,7 @@ def _static_checks(python: Path, report: Report) -> None:
         ("ruff", [python, "-m", "ruff", "check", "."]),
         ("mypy", [python, "-m", "mypy"]),
         ("layers", [tool / "lint-imports"]),
+        ("documentation", [python, "-m", "mkdocs", "build", "--strict"]),
     ]
     checks += [(" ".join(script), [python, *script, "--check"]) for script in FRESHNESS]
     for name, command in checks:

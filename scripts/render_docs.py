@@ -1,4 +1,4 @@
-"""Write what documents take from elsewhere: benchmark tables into README.md, help texts into docs/cli.md.
+"""Write what documents take from elsewhere: benchmark tables and a plot, help texts into docs/cli.md.
 
     python scripts/render_docs.py            writes
     python scripts/render_docs.py --check    leaves with 1 and names the files that are stale
@@ -11,12 +11,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import _peers_page
 import click
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "benchmarks" / "peers.json"  # takes an hour and two builds to make: there only once it was made
+UNMEASURED = "*Not measured yet: `python scripts/bench_peers.py` does it.*\n"
+FILLED = ("README.md", "docs/backends.md", "docs/choosing.md", "docs/peers.md", "docs/sampling.md")
 PAIRS = {
     "Q4_K_M, Q4_K_M": "qwen2.5-coder-1.5b",
     "F16, Q4_0": "qwen2.5-coder-1.5b-f16",
@@ -24,8 +29,10 @@ PAIRS = {
 
 
 def main() -> int:
-    wanted = {ROOT / name: filled(ROOT / name) for name in ("README.md", "docs/sampling.md", "docs/backends.md")}
+    wanted = {ROOT / name: filled(ROOT / name) for name in FILLED}
     wanted[ROOT / "docs" / "cli.md"] = cli_reference()
+    if PEERS.exists():
+        wanted[ROOT / "docs" / "peers.svg"] = _peers_page.picture(load("peers"))
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
         for path in stale:
@@ -40,6 +47,8 @@ def filled(path: Path) -> str:
     """Return the text of a document with its generated parts renewed."""
     text = path.read_text(encoding="utf-8")
     for name, part in PARTS.items():
+        if f"<!-- begin {name} -->" not in text:
+            continue
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         body = part()
         text = pattern.sub(lambda match, body=body: match[1] + body + match[2], text)  # type: ignore[misc]
@@ -142,6 +151,24 @@ def engine_table() -> str:
     return "\n".join(lines)
 
 
+def agreement_table() -> str:
+    """Return the acceptance rates that calibration found, by kind of text and temperature."""
+    found = {name: load(f"calibrate-{pair}")["profile"]["agreement"] for name, pair in PAIRS.items()}
+    kinds = list(dict.fromkeys(entry["kind"] for entries in found.values() for entry in entries))
+    lines = [f"| target, draft | temperature | {' | '.join(kinds)} |", "|---" * (len(kinds) + 2) + "|"]
+    for name, entries in found.items():
+        rates = {(e["temperature"], e["kind"]): e["acceptance_rate"]["value"] for e in entries}
+        for temperature in dict.fromkeys(temperature for temperature, _ in rates):
+            cells = [f"{rates[temperature, kind]:.2f}" for kind in kinds]
+            lines.append(f"| {name} | {temperature:g} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def of_peers(part: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """Return ``part`` of the comparison with other programs."""
+    return lambda: part(load("peers")) if PEERS.exists() else UNMEASURED
+
+
 def backends_table() -> str:
     """Return what ``bench_backends.py`` measured: passes, generation, noise between passes; nothing before that."""
     if not (ROOT / "benchmarks" / "backends.json").exists():
@@ -198,14 +225,18 @@ def _help(command: click.Command, context: click.Context) -> list[str]:
     return parts
 
 
-PARTS = {
+PARTS: dict[str, Callable[[], str]] = {
     "transcript": transcript,
     "results": calibration_table,
+    "agreement": agreement_table,
     "engine": engine_table,
     "policy": policy_table,
     "rules": rules_table,
     "sampling": sampling_table,
     "backends": backends_table,
+    "peers": of_peers(_peers_page.tables),
+    "peer ratios": of_peers(_peers_page.comparisons),
+    "peer setting": of_peers(_peers_page.setting),
 }
 
 if __name__ == "__main__":

@@ -116,6 +116,8 @@ class FakeContext:
         spoil: tells by the prefix what a row is filled with instead of logits; None leaves it alone.
     """
 
+    shares_passes = True
+
     def __init__(
         self,
         model: MarkovModel,
@@ -138,6 +140,7 @@ class FakeContext:
         self.passes = 0
         self.rows = 0
         self.tokens_read = 0
+        self.copied = 0
         self.held: list[list[int]] = [[] for _ in range(num_sequences)]
         self._scars: list[list[int]] = [[] for _ in range(num_sequences)]  # what a recurrent state has seen
         self._view = np.empty((0, self.vocabulary_size), np.float32)
@@ -155,6 +158,16 @@ class FakeContext:
         if length == 0 or self.rollback == "sound":
             self._scars[sequence] = self.held[sequence][:length]
         del self.held[sequence][length:]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        assert source != sequence, "a copy to itself"
+        assert 0 <= length <= self.length(source), "a copy of what is not there"
+        self.truncate(sequence, 0)
+        if length < self.length(source) and self.rollback == "refused":
+            raise RollbackError("this cache does not copy parts")
+        self.copied += length
+        self.held[sequence] = self.held[source][:length]
+        self._scars[sequence] = self._scars[source][:length]
 
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:
         self._check(batch)
@@ -212,7 +225,13 @@ class ScriptedDrafter:
         self.draws = 0
         self.kept: dict[int, int] = {}
 
+    def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
+        assert history
+
     def keep(self, sequence: int, length: int) -> None:
+        self.kept[sequence] = length
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
         self.kept[sequence] = length
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

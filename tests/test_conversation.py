@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,13 @@ def test_asking_answering_and_taking_back():
     assert answered.retry() == asked
     assert answered.undo() == Conversation()
     assert asked.ask("x").turns == (Turn("x"),), "a message without an answer gives way"
-    assert replace(TALK, num_dropped=3).undo().num_dropped == 2
+    assert replace(TALK, num_dropped=3).undo().num_dropped == 1
+
+
+def test_a_turn_that_comes_last_again_is_seen_again():
+    talk = replace(TALK, num_dropped=2).undo()
+    assert roles(talk.retry())[-1] == ("user", "c"), "or a retry would answer no message at all"
+    assert roles(replace(talk, num_dropped=2).retry())[-1] == ("user", "c"), "as a file may say"
 
 
 def test_nothing_is_dropped_while_it_fits():
@@ -119,7 +126,7 @@ def test_saving_spares_other_files(tmp_path):
     with pytest.raises(PromptError, match=r"notes\.md exists and is no saved conversation"):
         save_conversation(TALK, notes, model="m")
     assert notes.read_text() == "mine"
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="choose another place"):
         save_conversation(TALK, tmp_path / "none" / "talk.json", model="m")
     assert list(tmp_path.iterdir()) == [notes]
 
@@ -177,3 +184,17 @@ def test_messages_as_others_write_them(tmp_path):
     assert read_messages(None, '{"messages": [{"role": "tool", "content": "t"}]}') == [Message("tool", "t")]
     with pytest.raises(PromptError, match="standard input is not JSON"):
         read_messages(None, "hello")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
+def test_a_device_is_neither_read_nor_written():
+    for act in (load_conversation, read_messages):
+        with pytest.raises(PromptError, match="is a device"):
+            act(Path("/dev/zero"))
+    with pytest.raises(PromptError, match="no saved conversation"):
+        save_conversation(TALK, Path("/dev/zero"), model="m")
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    with pytest.raises(StoreError, match="cannot be written: File name too long"):
+        save_conversation(TALK, tmp_path / ("x" * 300), model="m")

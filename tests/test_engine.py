@@ -380,8 +380,8 @@ def test_sequences_together_are_as_each_alone(order: list[int]) -> None:
 
 
 def test_one_pass_serves_all() -> None:
-    target = FakeContext(TARGET, num_sequences=3)
-    draft = FakeContext(DRAFT, num_sequences=3)
+    target = FakeContext(TARGET, num_sequences=3, chunk=16)
+    draft = FakeContext(DRAFT, num_sequences=3, chunk=16)
     drafter = ModelDrafter(draft, vocabulary_size=5, ends_generation=lambda token: token == END)
     together = Engine(target, drafter, ends_generation=lambda token: token == END)
     generations = [together.start(request([s, 1]), sequence=s) for s in range(3)]
@@ -399,6 +399,106 @@ def test_rows_are_asked_for_only_where_they_are_needed() -> None:
     target = fresh.target
     assert isinstance(target, FakeContext)
     assert (target.rows, target.tokens_read) == (5, 34)
+
+
+def test_a_prompt_is_read_a_chunk_at_a_time_beside_others() -> None:
+    target, draft = (FakeContext(model, num_sequences=2, chunk=4) for model in (TARGET, DRAFT))
+    drafter = ModelDrafter(draft, vocabulary_size=5, ends_generation=lambda token: token == END)
+    together = Engine(target, drafter, ends_generation=lambda token: token == END)
+    first = together.start(request([1, 2], num_draft_tokens=0))
+    together.step([first])
+    second = together.start(request([3] * 13, num_draft_tokens=2), sequence=1)
+    steps, lengths = [], []
+    while second.stats.steps == 0:
+        passes = target.passes
+        steps.append(together.step([first, second]))
+        assert target.passes == passes + 1
+        lengths.append((target.length(1), draft.length(1)))
+    assert lengths == [(3, 4), (6, 8), (9, 12), (12, 12), (13, 12)]
+    assert [len(step.tokens) for _, step in steps] == [0, 0, 0, 0, 1]
+    assert all(len(step.tokens) == 1 for step, _ in steps)
+    assert second.stats.prefill_s > 0
+    passes = draft.passes
+    together.step([first, second])
+    assert draft.passes == passes + 2
+
+
+def test_prompts_together_are_a_chunk_of_a_pass() -> None:
+    target = FakeContext(TARGET, num_sequences=3, chunk=8)
+    together = Engine(target, None, ends_generation=lambda token: token == END)
+    prompts = ([1] * 11, [2] * 9, [3] * 3)
+    running = [together.start(request(prompt, max_tokens=1), sequence) for sequence, prompt in enumerate(prompts)]
+    sizes = []
+    while running:
+        before = target.tokens_read
+        together.step(running)
+        sizes.append(target.tokens_read - before)
+        running = [g for g in running if g.finish_reason is None]
+    assert max(sizes) <= 8
+    assert sum(sizes) == sum(map(len, prompts))
+
+
+def test_a_bad_row_ends_its_own_sequence_only() -> None:
+    bad = [1, 1, 2]
+    target = FakeContext(
+        TARGET,
+        num_sequences=3,
+        chunk=16,
+        spoil=lambda prefix: np.nan if prefix[:3] == bad and len(prefix) > 5 else None,
+    )
+    drafter = model_drafter(num_sequences=3)
+    together = Engine(target, drafter, ends_generation=lambda token: token == END)
+    prompts = ([1, 2, 3], bad, [3, 0])
+    running = [together.start(request(prompt), sequence) for sequence, prompt in enumerate(prompts)]
+    errors = []
+    while running:
+        steps = together.step(running)
+        errors += [(g, step) for g, step in zip(running, steps, strict=True) if step.error]
+        running = [g for g, step in zip(running, steps, strict=True) if not step.error and g.finish_reason is None]
+    ((failed, step),) = errors
+    assert isinstance(step.error, InvalidLogitsError)
+    assert (step.tokens, failed.sequence) == ([], 1)
+    for sequence in (0, 2):
+        assert together._held[sequence] == [*prompts[sequence], *TARGET.greedy_path(prompts[sequence], 20)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize("rollback", ["sound", "refused"])
+def test_what_another_sequence_has_read_is_copied(
+    params: SamplingParams, num_draft_tokens: int, rollback: Any
+) -> None:
+    """And changes nothing: also where a cache cannot, and reads instead."""
+    num_draft_tokens = num_draft_tokens if rollback == "sound" else 0
+    target, draft = (FakeContext(model, num_sequences=3, rollback=rollback) for model in (TARGET, DRAFT))
+    drafter = ModelDrafter(draft, vocabulary_size=5, ends_generation=lambda token: token == END)
+    together = Engine(target, drafter, ends_generation=lambda token: token == END)
+    first = together.start(request(PROMPT, num_draft_tokens=num_draft_tokens, max_tokens=9, params=params))
+    run(together, first)
+    for sequence, prompt in (
+        (1, [*PROMPT, *first.tokens[:4], (first.tokens[4] + 1) % 4, 2]),
+        (2, [*PROMPT[:5], 0, 0]),
+        (1, [3, 3]),
+    ):
+        asked = request(prompt, num_draft_tokens=num_draft_tokens, params=params, seed=9)
+        before = target.copied
+        generation = together.start(asked, sequence)
+        shared = {1: len(PROMPT) + 4, 2: 5}[sequence] if len(prompt) > 2 and rollback == "sound" else 0
+        assert generation.stats.reused_tokens == target.copied - before == shared
+        assert draft.length(sequence) <= shared
+        alone = engine(drafter=model_drafter())
+        assert run(together, generation) == run(alone, alone.start(asked))
+
+
+def test_a_released_sequence_holds_nothing() -> None:
+    together = engine(drafter=model_drafter(num_sequences=2), num_sequences=2)
+    generation = together.start(request())
+    together.step([generation])
+    together.release(0)
+    assert together.target.length(0) == 0
+    with pytest.raises(InvalidOptionError, match="sequence 0"):
+        together.step([generation])
+    assert together.start(request(), sequence=1).stats.reused_tokens == 0
 
 
 # --- caches -------------------------------------------------------------------------------------------------

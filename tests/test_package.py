@@ -41,6 +41,8 @@ def locked(lock: str) -> dict[str, Requirement]:
 
 def test_public_names_are_these():
     assert localspec.__all__ == [
+        "BatchAnswer",
+        "BatchRequest",
         "GenerationResult",
         "LocalspecError",
         "SamplingParams",

@@ -292,3 +292,11 @@ def test_an_always_wrong_and_a_perfect_free_draft() -> None:
     target, free = flat({n: 1.0 + n / 10 for n in range(1, 9)}), flat({1: 1e-6, 2: 1e-6})
     assert best(predicted_speedups([1.0] * 8, target=target, draft=free, depth=0)) == 0
     assert best(predicted_speedups([1.0 + k for k in range(8)], target=target, draft=free, depth=0)) == 7
+
+
+def test_a_profile_from_before_batches_is_read() -> None:
+    values = json.loads(profile().to_json())
+    del values["draft_batch"]
+    assert Profile.from_json(json.dumps(values)) == profile()
+    whole = replace(profile(), draft_batch=flat({1: 0.01, 8: 0.04}))
+    assert Profile.from_json(whole.to_json()) == whole

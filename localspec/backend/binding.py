@@ -50,12 +50,14 @@ class Binding(Protocol):
         newer: what may know a kind of model that it does not know.
         batch_type: its ``llama_batch``, a ctypes structure.
         max_pass: the most tokens to evaluate in one pass.
+        shares_passes: whether tokens of several sequences go through the weights together.
     """
 
     name: str
     newer: str
     batch_type: Any
     max_pass: int
+    shares_passes: bool
 
     def build(self) -> str:
         """Return its version and what it was compiled for, in one line."""
@@ -107,6 +109,12 @@ class Binding(Protocol):
 
     def truncate(self, context: Any, sequence: int, length: int) -> bool:
         """Forget all but the first ``length`` tokens of a sequence; False if that is impossible."""
+
+    def copy(self, context: Any, source: int, sequence: int, length: int) -> bool:
+        """Let an empty sequence hold the first ``length`` tokens of ``source``.
+
+        What it holds then, ``length`` tells; nothing, if the answer is False.
+        """
 
     def decode(self, context: Any, batch: Any) -> int:
         """Evaluate a batch; return llama.cpp's code, 0 for success. After a failure the cache is as it was."""

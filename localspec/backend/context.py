@@ -76,6 +76,15 @@ class Context(Protocol):
             RollbackError: this cache cannot forget a part of a sequence.
         """
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence``, which is emptied, hold the first ``length`` tokens of ``source`` as well.
+
+        Nothing is evaluated; afterwards the two are independent of each other.
+
+        Raises:
+            RollbackError: this cache cannot copy a part of a sequence; ``sequence`` is empty then.
+        """
+
 
 def can_roll_back(context: Context, tokens: Sequence[int]) -> bool:
     """Whether forgetting the end of a sequence and going on differently gives what a fresh start gives.

@@ -89,6 +89,7 @@ class _Binding:
     # From 32 tokens on it recodes weights to 8 bits for the pass, and rows are no longer those of shorter passes:
     # with Q4_1 they were measured to differ by two thirds of their standard deviation.
     max_pass = 31
+    shares_passes = False  # see ``_Contexts``
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -180,6 +181,9 @@ class _Binding:
 
     def truncate(self, context: _Contexts, sequence: int, length: int) -> bool:
         return bool(self._native.llama_kv_cache_seq_rm(context.each[sequence], 0, length, -1))
+
+    def copy(self, context: _Contexts, source: int, sequence: int, length: int) -> bool:
+        return False  # each has a cache of its own
 
     def decode(self, context: _Contexts, batch: Any) -> int:
         num_rows, done = 0, list[tuple[int, int]]()

@@ -28,6 +28,7 @@ class _Binding:
     newer = "a newer llama-cpp-python"
     batch_type = native.llama_batch
     max_pass = 128  # more are no faster on a CPU and delay an interrupt
+    shares_passes = True
 
     def build(self) -> str:
         features = native.llama_print_system_info().decode(errors="replace")
@@ -76,9 +77,13 @@ class _Binding:
         params = native.llama_context_default_params()
         params.n_ctx = settings.capacity
         params.n_seq_max = settings.num_sequences
-        params.n_batch = params.n_ubatch = settings.max_pass
+        # Below the number of sequences llama.cpp ends the process.
+        params.n_batch = params.n_ubatch = max(settings.max_pass, settings.num_sequences)
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[settings.flash_attention]
+        # One cache for all: sequences that add different numbers of tokens still share one pass over the weights
+        # (with a cache each, llama.cpp splits such a batch), and a common prefix is copied without moving data.
+        params.kv_unified = settings.num_sequences > 1
         params.swa_full = True  # a sliding-window cache forgets what a rollback needs
         params.no_perf = True
         return native.llama_init_from_model(model, params)
@@ -94,6 +99,10 @@ class _Binding:
 
     def truncate(self, context: Any, sequence: int, length: int) -> bool:
         return bool(native.llama_memory_seq_rm(native.llama_get_memory(context), sequence, length, -1))
+
+    def copy(self, context: Any, source: int, sequence: int, length: int) -> bool:
+        native.llama_memory_seq_cp(native.llama_get_memory(context), source, sequence, 0, length)
+        return True
 
     def decode(self, context: Any, batch: Any) -> int:
         return int(native.llama_decode(context, batch))

@@ -138,6 +138,11 @@ class NativeContext:
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, self._binding.free_context, pointer)
 
+    @property
+    def shares_passes(self) -> bool:
+        """Whether tokens of several sequences go through the weights together."""
+        return self._binding.shares_passes
+
     def set_threads(self, threads: int) -> None:
         """Use so many threads from the next pass on.
 
@@ -166,6 +171,22 @@ class NativeContext:
             raise RollbackError(
                 f"the cache of {self.model.path.name} cannot go back from {held} to {length} tokens (recurrent or"
                 " hybrid model), so nothing can be drafted for it or by it; use it without a draft (--no-draft)"
+            )
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let ``sequence`` hold the first ``length`` tokens of ``source``; see ``Context.copy``."""
+        if source == sequence or self.length(source) < length:
+            raise InvalidOptionError(f"{length} tokens of sequence {source} cannot be copied to sequence {sequence}")
+        self.truncate(sequence, 0)
+        if length == 0:
+            return
+        self._lengths.pop(sequence, None)
+        copied = self._binding.copy(self._pointer, source, sequence, length)
+        if not copied or self.length(sequence) != length:  # a recurrent state knows all of its sequence or nothing
+            self.truncate(sequence, 0)
+            raise RollbackError(
+                f"the cache of {self.model.path.name} cannot share the first {length} tokens of a sequence (recurrent"
+                " or hybrid model, or one cache for each sequence as with ik_llama.cpp)"
             )
 
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:

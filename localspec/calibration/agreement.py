@@ -87,7 +87,7 @@ class Observation:
         overlap: Σ min(p, q), [N].
         confidence: of the draft, [N]; see ``drafters.draft_confidence``.
         rescaled_overlap: Σ min(p, q) with the draft at ``DRAFT_SCALES`` times the temperature, [scales, N]; empty
-            at temperature 0.
+            at temperature 0 and at extreme ones.
     """
 
     kind: str
@@ -272,7 +272,8 @@ def _score(draft: Context, writing: _Writing, params: SamplingParams, vocabulary
     draft.truncate(writing.sequence, len(writing.prompt) - 1)
     read = [writing.prompt[-1], *writing.tokens[:-1]]
     rows = draft.decode([Span(writing.sequence, read, len(read))])[:, :vocabulary_size]
-    scales = () if params.greedy else DRAFT_SCALES
+    # Far out, at 1e-5 and 1e6, the scaled temperatures would leave the range.
+    scales = DRAFT_SCALES if 1e-4 <= params.temperature <= 1e5 else ()
     scaled_params = [replace(params, temperature=params.temperature * scale) for scale in scales]
     p_y, q_y, overlap, confidence = (np.empty(len(read)) for _ in range(4))
     rescaled = np.empty((len(scales), len(read)))
@@ -340,7 +341,7 @@ def best_draft_temperatures(observations: Sequence[Observation]) -> tuple[DraftT
     It counts only if the gain in α, over all kinds, is beyond its bootstrap interval.
     """
     found = []
-    for temperature in sorted({o.temperature for o in observations} - {0.0}):
+    for temperature in sorted({o.temperature for o in observations if len(o.rescaled_overlap)}):
         chosen = [o for o in observations if o.temperature == temperature]
         lengths = np.array([len(o.transcript) for o in chosen], dtype=np.float64)
         gains = np.stack([(o.rescaled_overlap - o.overlap).sum(axis=1) for o in chosen])

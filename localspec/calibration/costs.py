@@ -130,8 +130,8 @@ def measure_costs(
     try:
         for i, depth in enumerate(usable):
             deadline = started + budget_s * (i + 1) / len(usable)
-            for load in loads:
-                _fill(load.context, depth)
+            for context in {id(load.context): load.context for load in loads}.values():
+                _fill(context, depth)
             series = [_series_of(load) for load in loads]
             measured.append((depth, series))
             watch = _Watch(started, budget_s, deadline, progress, clock)

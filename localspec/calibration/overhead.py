@@ -126,6 +126,10 @@ class _Stopwatch:
     def truncate(self) -> Callable[[int, int], None]:
         return self.context.truncate
 
+    @property
+    def copy(self) -> Callable[[int, int, int], None]:
+        return self.context.copy
+
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:
         started = self.clock()
         try:

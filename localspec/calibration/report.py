@@ -14,10 +14,11 @@ from localspec.errors import InvalidOptionError
 from localspec.plots import Curve, Panel, save_panels
 from localspec.theory import speedup_from_tokens
 
-__all__ = ["Choice", "Findings", "MeasuredSpeed", "choose", "render", "save_picture", "verdict"]
+__all__ = ["Choice", "Findings", "MeasuredSpeed", "choose", "render", "save_picture", "verdict", "wrapped"]
 
 _BAR_WIDTH = 36
 _WIDTH = 80
+_COLUMNS = 8  # draft lengths beside the kind, the best one and its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +181,15 @@ def render(findings: Findings, *, bar: str = "█") -> str:
         f"draft   {findings.draft}: {findings.draft_pass_s[0] * 1000:.1f} ms a token,"
         f" {findings.cost_ratio:.2f} of the target's",
     ]
+    head = [wrapped(line, indent=8) for line in head]
     sections = [head, _costs(findings, bar), _acceptance(findings), _prefixes(findings)]
-    sections += [_speeds(findings), _measured(findings), textwrap.wrap(verdict(findings), _WIDTH)]
+    sections += [_speeds(findings), _measured(findings), [wrapped(verdict(findings))]]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def wrapped(text: str, *, indent: int = 0) -> str:
+    """Break a text at the width of a report; lines after the first are indented."""
+    return textwrap.fill(text, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _costs(findings: Findings, bar: str) -> list[str]:
@@ -228,8 +235,7 @@ def _prefixes(findings: Findings) -> list[str]:
 def _speeds(findings: Findings) -> list[str]:
     agreements, choices = findings.at_temperature(), choose(findings)
     tables = [findings.speedups(agreement.under(findings.rule).tokens_per_step) for agreement in agreements]
-    best = {choice.num_draft_tokens for choice in choices}
-    columns = [g for g in range(1, len(tables[0])) if g <= 6 or g in best or g % 4 == 0]
+    columns = _columns(len(tables[0]) - 1, {choice.num_draft_tokens for choice in choices} - {0})
     lines = [f"predicted speed by tokens drafted, at temperature {findings.temperature:g}; plain decoding is 1"]
     lines.append(f"{'':14}" + _row(columns, "6d") + "  best")
     for agreement, speedups, choice in zip(agreements, tables, choices, strict=True):
@@ -238,6 +244,12 @@ def _speeds(findings: Findings) -> list[str]:
         bounds = f" ({interval.low:.2f}-{interval.high:.2f})" if interval and choice.num_draft_tokens else ""
         lines.append(f"{agreement.kind:14.13}{numbers}  {choice.num_draft_tokens}{bounds}")
     return lines
+
+
+def _columns(longest: int, best: set[int]) -> list[int]:
+    """Return the draft lengths that there is room to show: the best ones, the short ones, and every fourth beyond."""
+    others = [g for g in range(1, longest + 1) if g not in best and (g <= 6 or g % 4 == 0)]
+    return sorted([*best, *others][:_COLUMNS])
 
 
 def _measured(findings: Findings) -> list[str]:

@@ -28,7 +28,7 @@ from localspec.calibration.overhead import measure_sampler
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
 from localspec.calibration.report import Findings
 from localspec.curves import CostCurves
-from localspec.errors import InvalidOptionError
+from localspec.errors import ContextOverflowError, InvalidOptionError
 from localspec.loading import LoadedPair
 from localspec.plans import evaluation_plan
 from localspec.profile import (
@@ -112,10 +112,12 @@ def calibrate(
     encode: Callable[[Any], Sequence[int]],
     threads: int | None = None,
     progress: Progress = lambda phase, share: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Measure a loaded pair.
 
-    An interrupt ends the phase it arrives in and skips the rest, as long as costs and some agreement are known.
+    An interrupt ends the phase it arrives in. Costs say nothing without agreement: if it arrives earlier, agreement
+    is measured on the first few prompts only, and ``notice`` says so.
 
     Args:
         pair: with a draft.
@@ -123,31 +125,39 @@ def calibrate(
         encode: makes token ids of a prompt.
         threads: as asked for when the pair was loaded; part of the profile's key.
         progress: told what is going on.
+        notice: told what became of an interrupt that does not end it at once.
 
     Raises:
         KeyboardInterrupt: too little was measured to conclude anything.
+        ContextOverflowError: a prompt leaves no room for an answer; said before anything is measured.
         EvaluationError: a model pass failed.
     """
     assert pair.draft is not None
     assert pair.draft_header is not None
+    settings.params.check_ids(pair.target.vocabulary_size)
+    room = _agreement_room(pair, [len(encode(prompt.content)) for prompt in settings.prompts])
     shares = (0.0, 0.35) if settings.quick else (0.2, 0.35)
     setting = Setting(pair.target.threads, "off")
     if not settings.quick:
         setting = _choose_setting(pair, shares[0] * settings.budget_s, _phase(progress, "settings", 0.0, shares[0]))
     target, draft = (_context(c, setting, capacity=c.capacity) for c in (pair.target, pair.draft))
+    memory = measure_memory_read(setting.threads)
     costs_share = _phase(progress, "costs", shares[0], shares[1])
     costs = _measure_costs(target, draft, settings, shares[1] * settings.budget_s, costs_share)
     interrupted = costs.interrupted
-    prompt = encode(settings.prompts[0].content)[: target.capacity // 4]
-    sampler = measure_sampler(
-        target, draft, prompt=prompt, params=settings.params, num_steps=_QUICK_STEPS if settings.quick else _STEPS
-    )
-    memory = measure_memory_read(setting.threads)
-    target.close(), draft.close()
-    observations: list[Observation] = []
-    start = sum(shares)
     try:
-        for observation in _observe(pair, settings, setting, encode, _phase(progress, "agreement", start, 1 - start)):
+        sampler = _measure_sampler(target, draft, settings, encode)
+    except KeyboardInterrupt:
+        sampler, interrupted = SamplerCost(), True  # a hundredth of a step: no verdict hangs on it
+    target.close(), draft.close()
+    budget_s = (1 - sum(shares)) * settings.budget_s
+    if interrupted:
+        notice("interrupted: a verdict needs some agreement as well, so a few prompts follow")
+        budget_s = 0.0
+    observations: list[Observation] = []
+    agreement_share = _phase(progress, "agreement", sum(shares), 1 - sum(shares))
+    try:
+        for observation in _observe(pair, settings, setting, encode, room, budget_s, agreement_share):
             observations.append(observation)
     except KeyboardInterrupt:
         interrupted = True
@@ -207,10 +217,36 @@ def _measure_costs(
     budget_s: float,
     progress: Callable[[float], None],
 ) -> Any:
-    sizes = [n for n in (*range(1, settings.max_draft_tokens + 2), 12, 16) if n <= target.capacity // 2]
-    loads = [PassLoad(target, sizes, lambda n: n), PassLoad(draft, (1, 2, 3, 4), lambda n: 1)]
+    # What a batch of several sequences needs comes on top: large passes, and of the draft a row for each sequence.
+    largest, of_draft = ((12, 16), (1, 4, 16)) if settings.quick else ((12, 16, 24, 32), (1, 2, 4, 8, 16))
+    sizes = {n for n in (*range(1, settings.max_draft_tokens + 2), *largest) if n <= target.capacity // 2}
+    loads = [
+        PassLoad(target, sorted(sizes), lambda n: n),
+        PassLoad(draft, (1, 2, 3, 4), lambda n: 1),
+        PassLoad(draft, [n for n in of_draft if n <= draft.capacity // 2], lambda n: n),
+    ]
     depths = (PROFILE_DEPTH,) if settings.quick else (64, 1024)
     return measure_costs(loads, depths=depths, budget_s=budget_s, progress=progress)
+
+
+def _measure_sampler(
+    target: NativeContext, draft: NativeContext, settings: CalibrationSettings, encode: Callable[[Any], Sequence[int]]
+) -> SamplerCost:
+    prompt = encode(settings.prompts[0].content)[: target.capacity // 4]
+    steps = _QUICK_STEPS if settings.quick else _STEPS
+    return measure_sampler(target, draft, prompt=prompt, params=settings.params, num_steps=steps)
+
+
+def _agreement_room(pair: LoadedPair, lengths: Sequence[int]) -> int:
+    """Return how many tokens a sequence must hold for the longest prompt and its answer, the user's --ctx at most."""
+    longest = max(lengths)
+    if longest >= pair.target.capacity:
+        raise ContextOverflowError(
+            f"a prompt has {longest} tokens and the context holds {pair.target.capacity}, one of them for the answer;"
+            " shorten the prompt, or use a larger --ctx"
+        )
+    answered = min(longest + AgreementPlan().tokens_per_prompt, pair.target.capacity)
+    return max(_AGREEMENT_CONTEXT, answered)
 
 
 def _observe(
@@ -218,16 +254,17 @@ def _observe(
     settings: CalibrationSettings,
     setting: Setting,
     encode: Callable[[Any], Sequence[int]],
+    room: int,
+    budget_s: float,
     progress: Callable[[float], None],
 ) -> Any:
     assert pair.draft is not None
-    contexts = [
-        _context(c, setting, capacity=_AGREEMENT_CONTEXT, num_sequences=_AGREEMENT_SEQUENCES)
-        for c in (pair.target, pair.draft)
-    ]
-    start = 0.35 if settings.quick else 0.55
-    budget_s = (1 - start) * settings.budget_s
-    plan = AgreementPlan(params=settings.params, temperatures=settings.temperatures, budget_s=budget_s)
+    # Long prompts take turns, so that the caches grow no larger.
+    sequences = max(1, min(_AGREEMENT_SEQUENCES, _AGREEMENT_SEQUENCES * _AGREEMENT_CONTEXT // room))
+    contexts = [_context(c, setting, capacity=room, num_sequences=sequences) for c in (pair.target, pair.draft)]
+    # The user's own temperature first: whenever an interrupt comes, there is something to report about it.
+    temperatures = tuple(sorted(settings.temperatures, key=lambda t: t != settings.params.temperature))
+    plan = AgreementPlan(params=settings.params, temperatures=temperatures, budget_s=budget_s)
     began = perf_counter()
     try:
         yield from observe(
@@ -237,7 +274,9 @@ def _observe(
             plan,
             encode=encode,
             ends_generation=pair.target.model.vocabulary.ends_generation,
-            progress=lambda done, total: progress(max(done / total, (perf_counter() - began) / budget_s)),
+            progress=lambda done, total: progress(
+                max(done / total, (perf_counter() - began) / budget_s if budget_s else 0.0)
+            ),
         )
     finally:
         for context in contexts:
@@ -253,7 +292,7 @@ def _profile(
     observations: Sequence[Observation],
     agreements: Sequence[KindAgreement],
 ) -> Profile:
-    target, draft = curves
+    target, draft, draft_batch = curves
     empty = Profile(
         key=key,
         created=datetime.now(UTC).date().isoformat(),
@@ -271,6 +310,7 @@ def _profile(
         ),
         plain_tokens_per_s=1 / (target.seconds(1, PROFILE_DEPTH) + sampler.plain_s),
         verdicts=(),
+        draft_batch=draft_batch,
     )
     return replace(empty, verdicts=tuple(_verdict(empty, a) for a in empty.agreement))
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli.backends import compare_backends
-from localspec.cli.options import candidate_options, sampling_options, sampling_params
-from localspec.cli.running import open_session, profile_options
+from localspec.cli.options import candidate_options, sampling_options, sampling_params, seconds
+from localspec.cli.running import open_session, profile_options, progress_bar
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def calibrate(
     generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
     (--draft A --draft B, or --derive Q4_0,Q8_0) are ranked by predicted speed.
     """
-    params = sampling_params(values)
+    params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
     if backends is not None:
         if show or plot:
             raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
@@ -77,9 +75,10 @@ def calibrate(
         from localspec.plots import check_picture_path
 
         check_picture_path(Path(plot))  # before minutes of measuring
-    seconds = _seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
-    settings = _settings(params, prompts, max_gamma, seconds, quick)
-    results = [_measure(dict(values, draft=draft), settings, validate) for draft in _drafts(values, drafts, derive)]
+    _check_profiles_can_be_kept()
+    budget_s = seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
+    settings = _settings(params, prompts, max_gamma, budget_s, quick)
+    results = _measure_all(values, _drafts(values, drafts, derive), settings, validate)
     results.sort(key=lambda result: -_best_speed(result[1]))
     calibration, findings = results[0]
     if as_json:
@@ -100,6 +99,19 @@ def _refuse_measuring(**given: object) -> None:
         raise InvalidOptionError(f"--show measures nothing and cannot use --{names[0]}; leave out one of them")
 
 
+def _check_profiles_can_be_kept() -> None:
+    """Raise StoreError before minutes of measuring, where it would be raised after them."""
+    from tempfile import TemporaryFile
+
+    from localspec.registry.partial import store_errors
+    from localspec.tuning import profile_directory
+
+    directory = profile_directory()
+    with store_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=directory).close()
+
+
 def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float, quick: bool) -> CalibrationSettings:
     from localspec.calibration.prompts import built_in_prompts, read_prompts
     from localspec.calibration.runner import CalibrationSettings
@@ -108,14 +120,6 @@ def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float,
     return CalibrationSettings(
         params=params, prompts=chosen, max_draft_tokens=max_gamma, budget_s=budget_s, quick=quick
     )
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of "90", "90s" or "3m"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min)?", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise InvalidOptionError(f"--budget is {text!r}; write it as 90s or 3m")
-    return float(match[1]) * (60 if match[2] and match[2].startswith("m") else 1)
 
 
 def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
@@ -128,19 +132,56 @@ def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) 
 
 def _derived(values: dict[str, Any], draft: str | None, type_name: str) -> str:
     """Make another quantisation of the draft beside the profiles, and return its path."""
+    from localspec.backend.identity import file_fingerprint
     from localspec.backend.quantize import quantize
     from localspec.loading import find_files
     from localspec.registry import cache_dir
+    from localspec.registry.partial import store_errors
 
     files = find_files(values["pair"], target=values["target"], draft=draft, progress=True)
     if files.draft is None:
         raise InvalidOptionError("--derive needs a draft to start from; name one with --draft or --pair")
-    path = cache_dir() / "derived" / f"{files.draft.stem}-{type_name}.gguf"
+    # Files of one name are not one file.
+    path = cache_dir() / "derived" / file_fingerprint(files.draft)[:12] / f"{files.draft.stem}-{type_name}.gguf"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with store_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         click.echo(f"making {type_name} of {files.draft.name}", err=True)
         quantize(files.draft, path, type_name, threads=values["threads"])
     return str(path)
+
+
+def _measure_all(
+    values: dict[str, Any], drafts: list[str | None], settings: CalibrationSettings, validate: bool
+) -> list[tuple[Calibration, Findings]]:
+    """Measure one candidate after the other; an interrupt leaves out those that were not begun, or not far enough."""
+    if len(drafts) > 1:
+        _check_candidates(values, drafts)
+    results: list[tuple[Calibration, Findings]] = []
+    for draft in drafts:
+        try:
+            results.append(_measure(dict(values, draft=draft), settings, validate))
+        except KeyboardInterrupt:
+            kept = "only the drafts before it are compared" if results else "nothing is kept"
+            click.echo(f"interrupted: too little was measured for a profile, and {kept}", err=True)
+            if not results:
+                raise
+            break
+        if results[-1][0].interrupted:
+            break
+    return results
+
+
+def _check_candidates(values: dict[str, Any], drafts: list[str | None]) -> None:
+    """Refuse a draft that does not fit before minutes are spent on the others."""
+    from localspec.backend.compatibility import check_compatible
+    from localspec.backend.model_header import read_header
+    from localspec.loading import find_files
+
+    for draft in drafts:
+        files = find_files(values["pair"], target=values["target"], draft=draft, progress=True)
+        if files.draft is not None:
+            check_compatible(read_header(files.target), read_header(files.draft))
 
 
 def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bool) -> tuple[Calibration, Findings]:
@@ -153,12 +194,16 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
 
     threads = values["threads"]
     values["backend"] = _backend(values)
-    session = open_session(dict(values, no_draft=False), use_profile=False)
+    session = open_session(values | {"no_draft": False}, use_profile=False)
+    # What models.toml recommends for the target holds here as it does when generating.
+    settings = replace(settings, params=sampling_params(dict(values), session.default_params))
     pair = session.pair
     if pair.draft is None or pair.draft_header is None:
         raise InvalidOptionError("there is no draft to calibrate; name one with --draft, or use --pair")
-    with _progress() as progress:
-        calibration = run(pair, settings, encode=session.encode, threads=threads, progress=progress)
+    with progress_bar() as progress:
+        calibration = run(
+            pair, settings, encode=session.encode, threads=threads, progress=progress, notice=_say_beside_bar
+        )
     if calibration.interrupted:
         click.echo("interrupted: the report rests on what was measured so far", err=True)
     path = save(profile_directory(), calibration.profile)
@@ -170,10 +215,9 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
         temperature=settings.params.temperature,
     )
     session.close()
-    if validate:
-        checked = open_session(dict(values, no_draft=False))
-        findings = replace(findings, measured=_validate(checked, settings))
-        checked.close()
+    if validate and not calibration.interrupted:
+        with open_session(values | {"no_draft": False}) as checked, progress_bar() as progress:
+            findings = replace(findings, measured=_validate(checked, settings, progress))
     return calibration, findings
 
 
@@ -185,47 +229,42 @@ def _backend(values: dict[str, Any]) -> str:
     return choose_backend(values["backend"], files, threads=values["threads"])
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
+def _say_beside_bar(text: str) -> None:
     from tqdm import tqdm
 
-    on_terminal = sys.stderr.isatty()
-    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
-    with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
-
-        def report(phase: str, share: float) -> None:
-            if on_terminal:
-                bar.set_description_str(phase, refresh=False)
-                bar.update(max(0.0, share - bar.n))
-
-        yield report
+    tqdm.write(text, file=sys.stderr)
 
 
-def _validate(session: Session, settings: CalibrationSettings) -> tuple[MeasuredSpeed, ...]:
-    """Run plain and speculative generation in turn and return what each draft length really gained."""
-    from statistics import median
+def _validate(
+    session: Session, settings: CalibrationSettings, progress: Callable[[str, float], None]
+) -> tuple[MeasuredSpeed, ...]:
+    """Run plain and speculative generation in turn and return what each draft length really gained.
 
+    An interrupt keeps the rounds that are done; nothing is measured if it comes in the first one.
+    """
+    from localspec.benchmark import BenchmarkSettings, benchmark
     from localspec.calibration.report import MeasuredSpeed
 
-    measured = []
-    kinds = {prompt.kind: prompt for prompt in reversed(settings.prompts)}
-    lengths = [gamma for gamma in (1, 2, 4, 6) if gamma <= settings.max_draft_tokens]
-    for kind, prompt in kinds.items():
-        speeds: dict[int, list[float]] = {gamma: [] for gamma in (0, *lengths)}
-        for trial in range(_VALIDATION_ROUNDS):
-            for gamma, values in speeds.items():
-                result = session.generate(
-                    prompt.content,
-                    settings.params,
-                    max_tokens=_VALIDATION_TOKENS,
-                    num_draft_tokens=gamma,
-                    seed=trial,
-                )
-                values.append(result.stats.tokens_per_s)
-        for gamma in lengths:
-            ratio = median(a / b for a, b in zip(speeds[gamma], speeds[0], strict=True) if b > 0)
-            measured.append(MeasuredSpeed(kind, settings.params.temperature, gamma, ratio))
-    return tuple(measured)
+    lengths = tuple(gamma for gamma in (1, 2, 4, 6) if gamma <= settings.max_draft_tokens)
+    plan = BenchmarkSettings(
+        params=settings.params,
+        temperatures=(settings.params.temperature,),
+        lengths=lengths,
+        prompts=settings.prompts,
+        max_tokens=_VALIDATION_TOKENS,
+        trials=_VALIDATION_ROUNDS,
+    )
+    try:
+        cells = benchmark(session, plan, progress=progress)
+    except KeyboardInterrupt:
+        _say_beside_bar("interrupted: there is no validation")
+        return ()
+    return tuple(
+        MeasuredSpeed(cell.kind, cell.temperature, side.num_draft_tokens, side.speedup.median)
+        for cell in cells
+        for side in cell.sides
+        if side.num_draft_tokens is not None
+    )
 
 
 def _best_speed(findings: Findings) -> float:
@@ -235,14 +274,15 @@ def _best_speed(findings: Findings) -> float:
 
 
 def _print(calibration: Calibration, findings: Findings) -> None:
-    from localspec.calibration.report import render
+    from localspec.calibration.report import render, wrapped
 
     click.echo(render(findings, bar="█" if _can_print("█") else "#"))
     bandwidth = calibration.bandwidth
-    click.echo(
-        f"\nOne target token reads {bandwidth.pass_bytes / 1e9:.2f} GB at {bandwidth.bytes_per_s / 1e9:.1f} GB/s,"
+    read = (
+        f"One target token reads {bandwidth.pass_bytes / 1e9:.2f} GB at {bandwidth.bytes_per_s / 1e9:.1f} GB/s,"
         f" {bandwidth.share:.0%} of what plain reading reaches: {bandwidth.bound}-bound."
     )
+    click.echo("\n" + wrapped(read))
 
 
 def _can_print(text: str) -> bool:
@@ -279,8 +319,10 @@ def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> Non
     if as_json:
         click.echo(lookup.profile.to_json(), nl=False)
         return
+    from localspec.calibration.report import wrapped
+
     measured = f"measured {lookup.profile.created} with {lookup.profile.key.backend}"
-    click.echo(f"{files.target.name} with {files.draft.name}, {measured}")
+    click.echo(wrapped(f"{files.target.name} with {files.draft.name}, {measured}"))
     for line in _summary(lookup.profile):
         click.echo(line)
 

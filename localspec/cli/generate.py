@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import detail_line, open_session, say, status_line
+from localspec.cli.running import detail_line, open_session, say, status_line, why_plain
 from localspec.errors import InvalidOptionError, PromptError
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def generate(
         else:
             _print_text(stream)
         if stats:
-            status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"])
+            why = why_plain(session, stream.policy, stream.stats.steps)
+            status = status_line(stream.stats, num_draft_tokens=values["num_draft_tokens"], why=why)
             say(f"{status}\n{detail_line(stream.stats, stream.seed)}")
 
 

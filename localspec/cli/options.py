@@ -11,7 +11,16 @@ import click
 from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
-__all__ = ["candidate_options", "generation_options", "model_options", "sampling_options", "sampling_params"]
+__all__ = [
+    "candidate_options",
+    "generation_options",
+    "model_options",
+    "read_bias",
+    "read_draft_temperature",
+    "sampling_options",
+    "sampling_params",
+    "seconds",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,6 +48,20 @@ def _check_max_tokens(_ctx: click.Context, _param: click.Parameter, value: int |
     if value is not None and value < 1:
         raise InvalidOptionError(f"max_tokens is {value}; use 1 or more")
     return value
+
+
+def read_draft_temperature(value: float) -> float:
+    """Return a usable draft temperature, or raise InvalidOptionError."""
+    from localspec.sampling import SamplingParams
+
+    try:
+        return SamplingParams(temperature=value).temperature
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
+
+
+def _check_draft_temperature(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    return None if value is None else read_draft_temperature(value)
 
 
 def _check_stop(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -188,7 +211,10 @@ def generation_options(command: Command) -> Command:
             help="Verification rule; all are exact. With coupled the text depends on the seed and on no draft.",
         ),
         click.option(
-            "--draft-temperature", type=float, help="The draft's own; default what calibrate found, or the target's."
+            "--draft-temperature",
+            type=float,
+            callback=_check_draft_temperature,
+            help="The draft's own; default what calibrate found, or the target's.",
         ),
         click.option("--seed", type=int, help="Repeat a run; default a fresh one."),
         click.option(
@@ -232,13 +258,21 @@ def sampling_params(values: dict[str, Any], defaults: Any = None) -> Any:
     if given.get("penalty_last_n") == -1:
         given["penalty_last_n"] = None
     if "logit_bias" in given:
-        given["logit_bias"] = [_bias(text) for text in given["logit_bias"]]
+        given["logit_bias"] = [read_bias(text) for text in given["logit_bias"]]
     return replace(LLAMACPP_DEFAULTS if defaults is None else defaults, **given)
 
 
-def _bias(text: str) -> tuple[int, float]:
+def read_bias(text: str) -> tuple[int, float]:
     """Read ``15043+1`` as (15043, 1.0): the way llama.cpp's tools write it."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+))", text)
     if found is None:
-        raise InvalidOptionError(f"--logit-bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
+        raise InvalidOptionError(f"a logit bias is {text!r}; write a token id, a sign and a number, as in 15043+1")
     return int(found[1]), float(found[2])
+
+
+def seconds(text: str, option: str = "--budget") -> float:
+    """Return the seconds of "90", "90s" or "3m"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min)?", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise InvalidOptionError(f"{option} is {text!r}; write it as 90s or 3m")
+    return float(match[1]) * (60 if match[2] and match[2].startswith("m") else 1)

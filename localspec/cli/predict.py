@@ -66,8 +66,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--profile",
     type=click.Path(path_type=Path),
-    help="Take the numbers from what `localspec calibrate --json` printed, in place of --alpha and --cost; an option "
-    "that is also given counts instead of the one in the file.",
+    help="Take the numbers from what `localspec calibrate --json` printed, or from a saved profile, in place of "
+    "--alpha and --cost; an option that is also given counts instead of the one in the file.",
 )
 @click.option(
     "--verify-cost",
@@ -159,6 +159,8 @@ def _read_profile(path: Path) -> _Numbers:
         raise ProfileError(f"the profile {path} is not JSON; write it with: localspec calibrate --json") from None
     if not isinstance(profile, dict):
         raise ProfileError(f"the profile {path} is no JSON object; write it with: localspec calibrate --json")
+    if "version" in profile:
+        return _read_saved(path)
 
     def number(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -176,6 +178,32 @@ def _read_profile(path: Path) -> _Numbers:
         number("cost_ratio", profile.get("cost_ratio")),
         numbers("verify_cost"),
         numbers("tokens_per_step"),
+    )
+
+
+def _read_saved(path: Path) -> _Numbers:
+    """Take the numbers from a profile as calibrate keeps it: those of all text, near the usual temperature."""
+    from localspec.profile import Profile
+    from localspec.sampling import LLAMACPP_DEFAULTS
+    from localspec.tuning import PROFILE_DEPTH
+
+    try:
+        profile = Profile.from_json(path.read_text(encoding="utf-8"))
+    except (ProfileError, UnicodeDecodeError) as error:
+        raise ProfileError(f"the profile {path} cannot be used: {error}; calibrate again") from None
+    usual = LLAMACPP_DEFAULTS.temperature
+    if not profile.agreement:
+        raise ProfileError(f"the profile {path} says nothing about agreement; calibrate again")
+    pooled = min(reversed(profile.agreement), key=lambda a: (a.kind != "all", abs(a.temperature - usual)))
+    click.echo(f"the profile's numbers for text of all kinds at temperature {pooled.temperature:g}", err=True)
+    sizes = range(1, len(pooled.block) + 1)
+    passes = [profile.target_plan.seconds(profile.target, n, PROFILE_DEPTH) for n in sizes]
+    draft_s = profile.draft_plan.seconds(profile.draft, 1, PROFILE_DEPTH)
+    return _Numbers(
+        pooled.acceptance_rate.value,
+        draft_s / passes[0],
+        tuple(seconds / passes[0] for seconds in passes),
+        pooled.tokens_per_step(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,23 @@ from localspec.cli import is_verbose
 
 if TYPE_CHECKING:
     from localspec.generation import Stats
+    from localspec.policy import Policy
     from localspec.session import Session
+    from localspec.tuning import DrafterName
 
-__all__ = ["detail_line", "model_lines", "note", "open_session", "profile_options", "say", "status_line"]
+__all__ = [
+    "detail_line",
+    "model_lines",
+    "note",
+    "open_session",
+    "profile_options",
+    "progress_bar",
+    "say",
+    "status_line",
+    "why_plain",
+]
+
+_PLAIN_STEPS = 3  # the pass that reads the prompt, and two that tell what plain decoding takes
 
 
 def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profile: bool = True) -> Session:
@@ -66,13 +80,39 @@ def model_lines(session: Session) -> list[str]:
     return lines
 
 
-def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None) -> str:
+def why_plain(session: Session, policy: Policy, num_steps: int, *, drafter: DrafterName | None = None) -> str:
+    """Return why nothing was drafted for an answer of so many steps, in few words.
+
+    Args:
+        session: answered.
+        policy: decided.
+        num_steps: it took.
+        drafter: where drafts were to come from; None is the session's.
+    """
+    from localspec.adaptive import AdaptivePolicy
+    from localspec.policy import FixedPolicy
+
+    if not session.can_draft:
+        return "no draft model"
+    if isinstance(policy, FixedPolicy) and not (policy.limit or policy.lookup_limit):
+        return "γ is 0"
+    if session.pair.draft is None or (drafter or session.drafter) == "lookup":
+        return "nothing to copy"
+    if num_steps > _PLAIN_STEPS or not getattr(policy, "worthwhile", True):
+        return policy.why_idle if isinstance(policy, AdaptivePolicy) else ""
+    return "too short to try"
+
+
+def status_line(
+    stats: Stats, *, num_draft_tokens: int | None = None, speedup: float | None = None, why: str = ""
+) -> str:
     """Return one line about an answer.
 
     Args:
         stats: what it took.
         num_draft_tokens: γ as set, 0 without a draft; None if it was chosen step by step.
         speedup: over plain decoding, where that was measured.
+        why: the reason, if nothing was drafted.
     """
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
@@ -80,8 +120,8 @@ def status_line(stats: Stats, *, num_draft_tokens: int | None = None, speedup: f
         parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
         gamma = f"{stats.drafted / stats.steps:.1f} on average" if num_draft_tokens is None else num_draft_tokens
         parts.append(f"γ {gamma}")
-    elif num_draft_tokens is None:
-        parts.append("nothing drafted")
+    else:
+        parts.append("nothing drafted" + (f" ({why})" if why else ""))
     if speedup is not None:
         parts.append(f"{speedup:.2f}× plain")
     return "; ".join(parts)
@@ -108,3 +148,20 @@ def note(text: str) -> Iterator[None]:
     finally:
         if shown:
             click.echo("\r" + " " * len(text) + "\r", nl=False, err=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """Give a function that shows a phase and the share of the whole that is done, on a terminal's stderr."""
+    from tqdm import tqdm
+
+    on_terminal = sys.stderr.isatty()
+    layout = "{desc:<10} {percentage:3.0f}% |{bar}| {elapsed}<{remaining}"
+    with tqdm(total=1.0, leave=False, bar_format=layout, disable=not on_terminal) as bar:
+
+        def report(phase: str, share: float) -> None:
+            if on_terminal:
+                bar.set_description_str(phase, refresh=False)
+                bar.update(max(0.0, share - bar.n))
+
+        yield report

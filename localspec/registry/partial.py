@@ -16,9 +16,11 @@ from typing import Final
 from localspec.errors import StoreError
 from localspec.registry.progress import human_bytes
 
-__all__ = ["FULL_REMEDY", "PartialFile", "Writer", "check_space", "store_errors", "write_atomically"]
+__all__ = ["DISK_FULL", "FULL_REMEDY", "PartialFile", "Writer", "check_space", "store_errors", "write_atomically"]
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
+"""Error numbers of a full disk or a spent quota."""
+
 FULL_REMEDY: Final = (
     "free some space, or set LOCALSPEC_CACHE_DIR to a directory on another disk, and run the command again: "
     "it goes on where it stopped"
@@ -132,7 +134,7 @@ def store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             raise StoreError(f"the disk is full at {path.parent}; {FULL_REMEDY}") from error
         raise StoreError(
             f"{path} cannot be used: {error.strerror or error}; make it accessible or set "

@@ -57,8 +57,9 @@ def make_law(logits: Floats, params: SamplingParams, history: Sequence[int] | Id
     Raises:
         InvalidLogitsError: the row holds NaN or +inf, or nothing above −inf is left.
     """
-    # Some models mask with the lowest finite number; below it lies −inf, which is as good.
-    with np.errstate(over="ignore"):
+    # Some models mask with the lowest finite number; below it lies −inf, which is as good. +inf and a ban make NaN,
+    # which is noticed like any other.
+    with np.errstate(over="ignore", invalid="ignore"):
         row = _edited(logits, params, history)
         if params.greedy and not params.stages:
             # One pass over the row: where there is a NaN, it is what argmax finds.

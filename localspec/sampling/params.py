@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeGuard, cast, get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "SamplingParams",
     "Stage",
     "check_rule",
+    "draft_params",
     "is_number",
 ]
 
@@ -56,7 +57,7 @@ class SamplingParams:
         typical_p: keep the tokens whose surprise is closest to the entropy, until their probabilities exceed
             typical_p; in (0, 1], 1 keeps all.
         repetition_penalty: a logit of a recent token is divided by it if positive, multiplied by it if not; in
-            (0, 100], 1 is off.
+            [0.01, 100], 1 is off.
         frequency_penalty: taken off a recent token's logit once per occurrence; in [−100, 100].
         presence_penalty: taken off a recent token's logit once; in [−100, 100].
         penalty_last_n: how many tokens are recent, the prompt's included; None counts all.
@@ -101,9 +102,8 @@ class SamplingParams:
         _check(
             "repetition_penalty",
             self.repetition_penalty,
-            low=0.0,
+            low=0.01,  # far below, positive logits overflow
             high=100.0,
-            low_open=True,
             remedy="1 switches it off, 1.1 is usual",
         )
         for name in ("frequency_penalty", "presence_penalty"):
@@ -114,7 +114,7 @@ class SamplingParams:
             )
         if self.penalty_last_n == 0 and self.penalises:
             raise InvalidOptionError("penalties that look at the last 0 tokens do nothing; set penalty_last_n")
-        if self.sampler_order not in _STAGES:
+        if self.sampler_order not in list(_STAGES):  # what cannot be hashed is no order either
             raise InvalidOptionError(f"sampler_order is {self.sampler_order!r}; use one of {', '.join(_STAGES)}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "banned", _ids("banned", self.banned))
@@ -169,9 +169,21 @@ def check_rule(rule: str) -> Rule:
     raise InvalidOptionError(f"rule is {rule!r}; use one of {', '.join(get_args(Rule))}")
 
 
+def draft_params(params: SamplingParams, temperature: float) -> SamplingParams:
+    """Return what a draft's laws are made with where only its temperature differs from the target's.
+
+    Raises:
+        InvalidOptionError: it is no temperature.
+    """
+    try:
+        return replace(params, temperature=temperature)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"draft_{error}") from None
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite int or float (bool is not)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -34,7 +34,9 @@ MAX_CHARACTERS = 8_000_000
 # Real templates take milliseconds. CPU time, so that a busy machine does not refuse a good one.
 MAX_CPU_S = 2.0
 
-_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+# What makes long values of short ones, and no template is known to need.
+_GROWING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "to_bytes", "translate", "zfill"})
+_GROWING_FILTERS = ("batch", "center", "slice", "wordwrap")
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
 
 
@@ -79,7 +81,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag])
         self.filters["tojson"] = _to_json
         self.filters["format"] = lambda text, *values: self.join("%", str(text), values)
-        del self.filters["center"], self.globals["lipsum"]
+        self.filters["indent"] = _checked_indent(self.filters["indent"])
+        self.filters["join"] = _checked_join(self.filters["join"])
+        self.filters["replace"] = _checked_replace(self.filters["replace"])
+        for name in _GROWING_FILTERS:
+            del self.filters[name]
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.start()
 
@@ -125,8 +132,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def join(self, operator: str, left: Any, right: Any) -> Any:
         """Evaluate one of the intercepted operators."""
-        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise OverflowError(f"the format {left[:40]!r} pads too far")
+        if operator == "%" and isinstance(left, str):
+            if _WIDE_FORMAT.search(left):
+                raise OverflowError(f"the format {left[:40]!r} pads too far")
+            _check_size(len(left) + left.count("%") * _length(right))
         if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
             _check_size(len(left) + len(right))
         if operator == "*":
@@ -138,17 +147,36 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Refuse, beside what the sandbox does, the methods that pad text to any width."""
-        if isinstance(obj, str) and attr in _PADDING_METHODS:
+        """Refuse, beside what the sandbox does, the methods that pad to any width, and bytes, which nobody needs."""
+        if isinstance(obj, bytes) or (isinstance(obj, str | int) and attr in _GROWING_METHODS):
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """Call a function of the template's, unless it is a method of text whose result would be huge."""
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str):
+            if function.__name__ == "join" and arguments:
+                arguments = (list(arguments[0]),)  # an iterator would be used up by looking at it
+                _check_size(len(text) * len(arguments[0]) + _length(arguments[0]))
+            elif function.__name__ == "replace" and len(arguments) > 1:
+                _check_replacement(text, *arguments[:2])
+        return super().call(context, function, *arguments, **named)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Refuse ``str.format`` with widths, for the same reason."""
         text = getattr(value, "__self__", None)
-        if isinstance(text, str) and getattr(value, "__name__", "").startswith("format") and ":" in text:
+        formatted = super().wrap_str_format(value)
+        if formatted is None or not isinstance(text, str):
+            return formatted
+        if ":" in text:
             raise SecurityError(f"the format {text[:40]!r} may pad to any width")
-        return super().wrap_str_format(value)
+
+        def checked(*arguments: Any, **named: Any) -> str:
+            _check_size(len(text) + text.count("{") * _length((*arguments, *named.values())))
+            return formatted(*arguments, **named)
+
+        return checked
 
 
 class _GenerationTag(Extension):
@@ -175,6 +203,44 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
+
+
+def _checked_join(original: Callable[..., str]) -> Callable[..., str]:
+    @jinja2.pass_eval_context
+    def join(context: nodes.EvalContext, values: Any, d: str = "", attribute: str | int | None = None) -> str:
+        values = list(values)
+        _check_size(len(d) * len(values) + _length(values))
+        return original(context, values, d, attribute)
+
+    return join
+
+
+def _checked_indent(original: Callable[..., str]) -> Callable[..., str]:
+    def indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        _check_size(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+        return original(text, width, first, blank)
+
+    return indent
+
+
+def _checked_replace(original: Callable[..., str]) -> Callable[..., str]:
+    @jinja2.pass_eval_context
+    def replace(context: nodes.EvalContext, s: Any, old: str, new: str, count: int | None = None) -> str:
+        _check_replacement(str(s), old, new)
+        return original(context, s, old, new, count)
+
+    return replace
+
+
+def _check_replacement(text: str, old: Any, new: Any) -> None:
+    _check_size(len(text) + text.count(str(old)) * len(str(new)))
+
+
+def _length(values: Any) -> int:
+    """Return how many characters a value has as text, or the values of a list together."""
+    if isinstance(values, list | tuple):
+        return sum(len(v if isinstance(v, str) else str(v)) for v in values)
+    return len(values if isinstance(values, str) else str(values))
 
 
 def _check_size(size: int) -> None:

@@ -14,7 +14,7 @@ from localspec.backend.native import NativeContext, NativeModel
 from localspec.backend.quantize import quantize
 from localspec.backend.vocabulary import Vocabulary
 from localspec.drafters import read_ahead
-from localspec.errors import EvaluationError, OutOfMemoryError, PromptError
+from localspec.errors import EvaluationError, OutOfMemoryError, PromptError, RollbackError
 from tests.backends import close, open_model
 
 LONG = 150
@@ -133,6 +133,40 @@ def test_going_back_gives_what_a_fresh_start_gives(context: NativeContext, text:
 def test_smollm2_can_roll_back(context: NativeContext) -> None:
     assert can_roll_back(context, [300, 400, 500])
     assert context.length(0) == 0
+
+
+@pytest.mark.model
+def test_a_copied_prefix_is_as_one_that_was_read(context: NativeContext, text: list[int]) -> None:
+    """And the two sequences are independent of each other from there on."""
+    context.decode([Span(0, text[:20], 0)])
+    expected = context.decode([Span(0, text[20:24], 4)]).copy()
+    context.decode([Span(1, text[30:40], 0)])  # what the sequence held before is gone
+    if not context.shares_passes:
+        with pytest.raises(RollbackError, match="cannot share the first 20 tokens"):
+            context.copy(0, 1, 20)
+        assert [context.length(sequence) for sequence in range(3)] == [24, 0, 0]
+        return
+    context.copy(0, 1, 20)
+    context.copy(0, 2, 7)
+    assert [context.length(sequence) for sequence in range(3)] == [24, 20, 7]
+    assert close(context.decode([Span(1, text[20:24], 4)]), expected)
+    context.truncate(0, 3)  # shared cells stay with the others
+    assert close(context.decode([Span(2, text[7:24], 4)]), expected)
+    context.truncate(1, 20)
+    assert close(context.decode([Span(1, text[20:24], 4)]), expected)
+    context.copy(1, 0, 0)
+    assert context.length(0) == 0
+
+
+@pytest.mark.model
+def test_sequences_that_add_different_numbers_of_tokens_share_a_pass(context: NativeContext, text: list[int]) -> None:
+    alone = []
+    for sequence, count in enumerate((1, 4, 9)):
+        alone.append(context.decode([Span(sequence, text[sequence : sequence + count], 1)])[0].copy())
+    for sequence in range(3):
+        context.truncate(sequence, 0)
+    spans = [Span(sequence, text[sequence : sequence + count], 1) for sequence, count in enumerate((1, 4, 9))]
+    assert close(context.decode(spans), np.array(alone))
 
 
 @pytest.mark.model

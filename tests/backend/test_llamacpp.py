@@ -13,7 +13,7 @@ import pytest
 
 from localspec.backend import Span, can_roll_back
 from localspec.backend.binding import show_native_log
-from localspec.backend.llamacpp import LlamaContext, LlamaModel
+from localspec.backend.llamacpp import BINDING, LlamaContext, LlamaModel
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
 from localspec.errors import (
@@ -25,7 +25,7 @@ from localspec.errors import (
 from localspec.generation import Request
 from localspec.policy import FixedPolicy
 from localspec.sampling import SamplingParams
-from tests.backend.tiny_models import TOKENS, write_mamba, write_unknown
+from tests.backend.tiny_models import TOKENS, write_llama, write_mamba, write_unknown
 from tests.backends import close
 from tests.fakes import scripted
 
@@ -137,6 +137,36 @@ def test_an_id_out_of_range_is_an_error_and_changes_nothing(mamba: LlamaModel, b
     row = context.decode([Span(0, LETTERS[2:3], 1)])[0].copy()
     context.truncate(0, 0)
     assert close(row, context.decode([Span(0, LETTERS[:3], 1)])[0])
+
+
+def test_a_recurrent_state_is_copied_whole_or_not_at_all(mamba: LlamaModel) -> None:
+    context = LlamaContext(mamba, capacity=16, num_sequences=2, threads=1)
+    context.decode([Span(0, LETTERS[:5], 0)])
+    with pytest.raises(RollbackError, match="cannot share the first 3 tokens"):
+        context.copy(0, 1, 3)
+    assert (context.length(0), context.length(1)) == (5, 0)
+    context.copy(0, 1, 5)
+    assert context.length(1) == 5
+    rows = [context.decode([Span(sequence, LETTERS[5:6], 1)])[0].copy() for sequence in (0, 1)]
+    assert close(rows[1], rows[0])
+
+
+@pytest.mark.parametrize(("source", "sequence", "length"), [(0, 0, 2), (0, 1, 4), (1, 0, 1)])
+def test_copies_of_what_is_not_there(mamba: LlamaModel, source: int, sequence: int, length: int) -> None:
+    context = LlamaContext(mamba, capacity=16, num_sequences=2, threads=1)
+    context.decode([Span(0, LETTERS[:3], 0)])
+    with pytest.raises(InvalidOptionError, match=f"{length} tokens of sequence {source} cannot be copied"):
+        context.copy(source, sequence, length)
+    assert (context.length(0), context.length(1)) == (3, 0)
+
+
+def test_more_sequences_than_a_pass_holds_tokens(tmp_path: Path) -> None:
+    num_sequences = BINDING.max_pass + 2
+    model = LlamaModel(write_llama(tmp_path / "tiny.gguf"))
+    context = LlamaContext(model, capacity=4, num_sequences=num_sequences, threads=1)
+    rows = context.decode([Span(sequence, LETTERS[:2], 1) for sequence in range(num_sequences)])
+    assert close(rows, rows[:1].repeat(num_sequences, axis=0))
+    assert context.length(num_sequences - 1) == 2
 
 
 @pytest.mark.parametrize("held", [0, 3, 8])

@@ -41,13 +41,41 @@ def write_mamba(path: Path) -> Path:
     )
 
 
+def write_llama(path: Path, *, seed: int = 0) -> Path:
+    """Write a Llama model: attention, whose cache can be cut and copied anywhere."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (WIDTH, len(TOKENS)),
+        "output_norm.weight": (WIDTH,),
+        "output.weight": (WIDTH, len(TOKENS)),
+    }
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in {
+                "attn_norm": (WIDTH,),
+                "attn_q": (WIDTH, WIDTH),
+                "attn_k": (WIDTH, WIDTH),
+                "attn_v": (WIDTH, WIDTH),
+                "attn_output": (WIDTH, WIDTH),
+                "ffn_norm": (WIDTH,),
+                "ffn_gate": (WIDTH, INNER),
+                "ffn_up": (WIDTH, INNER),
+                "ffn_down": (INNER, WIDTH),
+            }.items()
+        }
+    sizes = {"feed_forward_length": INNER, "attention.head_count": 2, "rope.dimension_count": WIDTH // 2}
+    return _write(path, "llama", shapes, sizes, seed=seed)
+
+
 def write_unknown(path: Path) -> Path:
     """Write a sound file of an architecture that no build of llama.cpp knows."""
     return _write(path, "perpetuum", {"token_embd.weight": (WIDTH, len(TOKENS))}, {})
 
 
-def _write(path: Path, architecture: str, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> Path:
-    rng = np.random.default_rng(0)
+def _write(
+    path: Path, architecture: str, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int], *, seed: int = 0
+) -> Path:
+    rng = np.random.default_rng(seed)
     metadata = [
         string("general.architecture", architecture),
         scalar("general.file_type", U32, 0),

@@ -337,3 +337,12 @@ def test_confidence_of_a_sampled_law_is_its_own():
     row = np.log(np.array([0.5, 0.3, 0.2], np.float32))
     params = SamplingParams(top_k=2)
     assert draft_confidence(row, make_law(row, params), params) == pytest.approx(0.625)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e6])
+def test_extreme_temperatures_have_no_draft_temperature_of_their_own(temperature):
+    plan = AgreementPlan(temperatures=(temperature,), tokens_per_prompt=4)
+    contexts = (FakeContext(TARGET, capacity=64), FakeContext(DRAFT, capacity=64))
+    found = list(observe(*contexts, prompts(2), plan, encode=list, ends_generation=lambda token: False))
+    assert len(found) == 2
+    assert best_draft_temperatures(found) == ()

@@ -146,6 +146,20 @@ class TestRender:
         assert "all           0.80\n" in text
         assert "textbook" not in text
 
+    @pytest.mark.parametrize("longest", [6, 12, 32])
+    def test_no_line_is_wider_than_a_terminal(self, longest):
+        # Each kind is best at another length, so that many columns ask for room.
+        kinds = [agreement(f"a long kind {i}", 0.5 + 0.1 * i, longest=longest) for i in range(5)]
+        costs = tuple(0.03 + 0.0001 * n for n in range(longest + 1))
+        found = findings(*kinds, agreement("all", 0.7, longest=longest), target_pass_s=costs)
+        found = replace(found, target="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", draft="a-" * 50)
+        text = render(found)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "without a draft" in " ".join(text.split())
+        (numbers,) = [line for line in text.splitlines() if line.endswith("  best")]
+        shown = {int(number) for number in numbers.split()[:-1]}
+        assert {choice.num_draft_tokens for choice in choose(found)} <= shown
+
     def test_plain_characters(self):
         assert render(self.everything, bar="#").isascii()
 

@@ -7,12 +7,20 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from localspec.cli.calibrate import _seconds
-from localspec.errors import InvalidOptionError
+from localspec.calibration import runner
+from localspec.calibration.costs import MeasuredCosts
+from localspec.cli import calibrate as command
+from localspec.cli.options import seconds
+from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
+from localspec.profile import SamplerCost
+from localspec.sampling import LLAMACPP_DEFAULTS
 
 KEYS = {
     "best_num_draft_tokens",
@@ -25,15 +33,15 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), (" 2 min ", 120)])
-def test_budgets(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("1.5m", 90), (" 2 min ", 120)])
+def test_budgets(text: str, expected: float) -> None:
+    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-3s", "soon", "3h", "nan"])
 def test_other_budgets(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="--budget"):
-        _seconds(text)
+        seconds(text)
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -105,3 +113,121 @@ def test_wrong_usage_is_one_line(arguments: tuple[str, ...], tmp_path: Path, mon
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("localspec: error: ")
+
+
+def test_a_cache_that_cannot_be_written_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "profiles").write_text("in the way")
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path))
+    with pytest.raises(StoreError, match="LOCALSPEC_CACHE_DIR"):
+        command._check_profiles_can_be_kept()
+
+
+def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("localspec.backend.quantize.quantize", lambda source, path, *_, **__: path.touch())
+    made = []
+    for name in ("one", "other"):
+        draft = tmp_path / name / "draft.gguf"
+        draft.parent.mkdir()
+        draft.write_text(name)
+        monkeypatch.setattr("localspec.loading.find_files", lambda *_, file=draft, **__: SimpleNamespace(draft=file))
+        made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, "Q4_0"))
+    assert made[0] != made[1]
+    assert all(Path(path).name == "draft-Q4_0.gguf" for path in made)
+
+
+class _Interrupted:
+    """Stands for the measurement of a pair: keeps what it was asked for, and is interrupted."""
+
+    def __init__(self) -> None:
+        self.settings: list[Any] = []
+
+    def __call__(self, pair: Any, settings: Any, **_: Any) -> Any:
+        self.settings.append(settings)
+        raise KeyboardInterrupt
+
+
+def test_calibrates_at_the_settings_recommended_for_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    recommended = replace(LLAMACPP_DEFAULTS, temperature=0.6, top_k=20)
+    session = SimpleNamespace(
+        pair=SimpleNamespace(draft=1, draft_header=1), default_params=recommended, encode=len, close=lambda: None
+    )
+    measured = _Interrupted()
+    monkeypatch.setattr(command, "open_session", lambda *_, **__: session)
+    monkeypatch.setattr(runner, "calibrate", measured)
+    monkeypatch.setattr(command, "_backend", lambda _values: "llamacpp")
+    values = {p.name: None for p in command.calibrate.params} | {"threads": None, "top_k": 30}
+    with pytest.raises(KeyboardInterrupt):
+        command._measure(values, runner.CalibrationSettings(), False)
+    assert measured.settings[0].params == replace(recommended, top_k=30)
+
+
+def test_an_interrupt_keeps_the_drafts_measured_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[Any] = []
+
+    def measure(values: dict[str, Any], *_: Any) -> Any:
+        if values["draft"] == "b":
+            raise KeyboardInterrupt
+        measured.append(values["draft"])
+        return SimpleNamespace(interrupted=False), None
+
+    monkeypatch.setattr(command, "_measure", measure)
+    monkeypatch.setattr(command, "_check_candidates", lambda *_: None)
+    assert len(command._measure_all({}, ["a", "b", "c"], runner.CalibrationSettings(), False)) == 1
+    assert measured == ["a"]
+    assert "interrupted" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        command._measure_all({}, ["b"], runner.CalibrationSettings(), False)
+    assert "nothing is kept" in capsys.readouterr().err
+
+
+def test_an_interrupted_validation_leaves_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("localspec.benchmark.benchmark", interrupted)
+    session: Any = None
+    assert command._validate(session, runner.CalibrationSettings(), lambda phase, share: None) == ()
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_long_prompts_get_the_room_they_need() -> None:
+    pair: Any = SimpleNamespace(target=SimpleNamespace(capacity=4096))
+    assert runner._agreement_room(pair, [30, 200]) == 640
+    assert runner._agreement_room(pair, [30, 2000]) == 2048
+    assert runner._agreement_room(pair, [4090]) == 4096
+    with pytest.raises(ContextOverflowError, match="--ctx"):
+        runner._agreement_room(pair, [4096])
+
+
+@pytest.mark.parametrize("arrives_in", ["costs", "sampler", None])
+def test_after_an_interrupt_agreement_is_short(arrives_in: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sampler(*_: Any, **__: Any) -> SamplerCost:
+        if arrives_in == "sampler":
+            raise KeyboardInterrupt
+        return SamplerCost()
+
+    def observe(*arguments: Any, **_: Any) -> Any:
+        budgets.append(arguments[3].budget_s)
+        assert arguments[3].temperatures == (0.8, 0.0)  # a report about the user's must always be possible
+        raise KeyboardInterrupt
+
+    budgets: list[float] = []
+    said: list[str] = []
+    context = SimpleNamespace(capacity=4096, threads=1, vocabulary_size=100, close=lambda: None)
+    context.model = SimpleNamespace(vocabulary=SimpleNamespace(ends_generation=bool))
+    monkeypatch.setattr(runner, "_context", lambda *_, **__: context)
+    monkeypatch.setattr(runner, "measure_memory_read", lambda threads: 1e9)
+    monkeypatch.setattr(runner, "measure_costs", lambda *_, **__: MeasuredCosts((), arrives_in == "costs"))
+    monkeypatch.setattr(runner, "measure_sampler", sampler)
+    monkeypatch.setattr(runner, "observe", observe)
+    pair: Any = SimpleNamespace(target=context, draft=context, draft_header=1)
+    settings = runner.CalibrationSettings(quick=True, budget_s=100)
+    with pytest.raises(KeyboardInterrupt):  # there is no agreement at all
+        runner.calibrate(pair, settings, encode=lambda prompt: [1], notice=said.append)
+    assert budgets == [pytest.approx(0 if arrives_in else 65)]
+    assert len(said) == (arrives_in is not None)

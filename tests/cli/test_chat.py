@@ -9,7 +9,7 @@ import pytest
 
 from localspec.backend.llamacpp import LlamaContext
 from localspec.cli.chat.screen import Screen
-from localspec.cli.chat.talk import Settings, Talk
+from localspec.cli.chat.talk import Interrupts, Settings, Talk
 from localspec.conversation import Conversation, Turn, load_conversation
 from localspec.errors import InvalidOptionError
 from localspec.sampling import SamplingParams
@@ -51,7 +51,9 @@ class Recorder:
         monkeypatch.setattr(session, "stream", stream)
         options = {"params": SamplingParams(temperature=0), "max_tokens": 24, **settings}
         screen = Screen()
-        self.talk = Talk(session, Settings(**options), screen, Conversation(system), interruptible=interruptible)
+        self.talk = Talk(
+            session, Settings(**options), screen, Conversation(system), interrupts=Interrupts(interruptible)
+        )
         self.talk.check()
 
     def say(self, *lines):
@@ -260,6 +262,13 @@ COMMANDS = [
     ("/set seed -1", "", "use 0 or more, or none"),
     ("/set frob 1", "", "there is no setting 'frob'; there are temperature"),
     ("/set rule best", "", "rule is 'best'"),
+    ("/set draft_temperature nan", "", "draft_temperature is nan; use a value in"),
+    ("/set sampler_order huggingface", "", "sampler_order is huggingface\n"),
+    ("/set sampler_order other", "", "sampler_order is 'other'; use one of"),
+    ("/set banned 7, 5", "", "banned is 5, 7\n"),
+    ("/set banned none", "", "banned is none\n"),
+    ("/set logit-bias 9-2 5+1.5", "", "logit_bias is 5+1.5, 9-2\n"),
+    ("/set logit_bias 5", "", "a logit bias is '5'; write"),
     ("/gamma 3", "", "γ is 3\n"),
     ("/gamma auto", "", "as far as it pays"),
     ("/gamma -1", "", "use auto, or a number from 0 to 64"),
@@ -310,7 +319,7 @@ def test_retry_draws_anew_and_a_seed_repeats(record):
     warm = SamplingParams(temperature=1.5)
     answers = []
     for _ in range(2):
-        chat = record(params=warm, seed=5)
+        chat = record(params=warm, seed=5, num_draft_tokens=3)  # the adaptive policy follows the clock
         chat.say("Invent a word.")
         first = chat.last_turn.answer
         chat.say("/retry")

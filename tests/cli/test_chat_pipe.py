@@ -162,3 +162,13 @@ def test_messages_with_a_system_text_and_another_one(tmp_path, capsys):
     path.write_text('[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]')
     assert cli.main(["generate", "--messages", str(path), "--system", "t"]) == 2
     assert "leave out --system" in capsys.readouterr().err
+
+
+@pytest.mark.model
+@pytest.mark.skipif(os.name == "nt", reason="a shell's pipe")
+def test_chat_ends_when_nobody_reads_on(smollm2_path, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "LOCALSPEC_CONFIG_DIR": str(tmp_path)}
+    chat = f"{sys.executable} -m localspec chat -q -t 0 -n 8 --threads 1 --target {smollm2_path}"
+    command = ["bash", "-c", f"printf 'a\\n/tokens x\\n/frob\\n' | {chat} | true; exit ${{PIPESTATUS[1]}}"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -1,17 +1,23 @@
 """What chat writes where, and what a line means; no model."""
 
 import io
+import os
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from localspec.cli.chat import screen as screens
 from localspec.cli.chat.commands import COMMANDS, find_command
-from localspec.cli.chat.prompt import _is_open, _unquoted
+from localspec.cli.chat.prompt import _is_open, _Lines, _Patient, _unquoted
 from localspec.cli.chat.screen import Screen
 from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
+from localspec.cli.chat.talk import Interrupts, Settings, Talk
+from localspec.conversation import Conversation
 from localspec.errors import InvalidOptionError
 from localspec.policy import FixedPolicy, StepOutcome
+from localspec.sampling import SamplingParams
 from localspec.session import TokenEvent
 
 
@@ -181,3 +187,85 @@ def test_no_speedup_is_claimed_that_was_not_measured():
     policy.observe(outcome(4, 4, 0.2))
     policy.observe(outcome(0, 1, 0.1))
     assert policy.speedup is None
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def quiet_talk(interrupts=None):
+    """A talk of commands only; there is no session to answer."""
+    interrupts = interrupts or Interrupts(False)
+    settings = Settings(params=SamplingParams(temperature=0))
+    return Talk(SimpleNamespace(), settings, Screen(), Conversation(), interrupts=interrupts)
+
+
+def test_a_remark_that_nobody_hears_ends_nothing(streams):
+    streams(io.StringIO(), Broken())
+    talk = quiet_talk()
+    talk.take("/frob")
+    talk.take("/clear")
+    talk.take("/quit")
+    assert talk.over
+
+
+def test_an_answer_that_nobody_reads_ends_the_talk(streams):
+    streams(Broken(), io.StringIO())
+    talk = quiet_talk()
+    with pytest.raises(BrokenPipeError):
+        talk.take("/help")
+
+
+@pytest.mark.parametrize("command", ["save", "load"])
+def test_a_name_with_a_zero_byte(streams, command):
+    _, err = streams(io.StringIO(), io.StringIO())
+    quiet_talk().take(f"/{command} a\0b")
+    assert "cannot be the name of a file" in err.getvalue()
+
+
+class Reader:
+    """Yields lines; an exception is raised in its place, a signal sent before the line that follows it."""
+
+    def __init__(self, *items):
+        self._items = iter(items)
+
+    def read(self):
+        item = next(self._items)
+        if isinstance(item, signal.Signals):
+            os.kill(os.getpid(), item)
+            item = next(self._items)
+        if isinstance(item, type):
+            raise item
+        return item
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
+def test_control_c_between_prompt_and_answer_stops_that_answer(streams, monkeypatch):
+    streams(io.StringIO(), io.StringIO())
+    talk = quiet_talk(Interrupts(True))
+    seen = []
+    monkeypatch.setattr(Talk, "say", lambda self, text: seen.append((text, self.interrupts.seen)))
+    before = signal.getsignal(signal.SIGINT)
+    talk.run(Reader(signal.SIGINT, "a", "b", None))
+    assert seen == [("a", True), ("b", False)]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_second_control_c_in_a_row_leaves(capsys):
+    reader = _Patient(Reader(KeyboardInterrupt, "a", KeyboardInterrupt, KeyboardInterrupt))
+    assert reader.read() == "a"
+    with pytest.raises(KeyboardInterrupt):
+        reader.read()
+    assert capsys.readouterr().err.count("once more") == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
+def test_control_c_at_a_plain_prompt(monkeypatch):
+    def readline():
+        os.kill(os.getpid(), signal.SIGINT)
+        return "never\n"
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=readline))
+    with Interrupts(True).noted(), pytest.raises(KeyboardInterrupt):
+        _Lines(prompts=True).read()

@@ -150,6 +150,77 @@ def test_control_c_at_the_prompt(smol):
     assert chat.child.exitstatus == 130
 
 
+def test_control_c_before_the_answer_has_begun(smol):
+    chat = smol()
+    for _ in range(3):
+        chat.type("hello")
+        chat.child.expect(TAKEN)
+        chat.interrupt()
+        chat.ready()
+    assert chat.leave() == 0
+
+
+def test_bytes_that_are_no_utf8_are_replaced(smol, tmp_path):
+    chat = smol("-q")
+    os.write(chat.child.child_fd, b"caf\xe9\r")
+    chat.ready()
+    chat.say(f"/save {tmp_path / 'talk.json'}")
+    assert saved(tmp_path / "talk.json")[0]["content"] == "caf\ufffd"
+
+
+def test_a_dumb_terminal_gets_no_escapes(smollm2_path, tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "LOCALSPEC_CONFIG_DIR": str(tmp_path),
+        "TERM": "dumb",
+    }
+    command = ["-m", "localspec", "chat", "-t", "0", "-n", "8", "--target", str(smollm2_path), "--show-draft"]
+    child = pexpect.spawn(sys.executable, command, env=environment, encoding="utf-8", timeout=120)
+    shown = ""
+    for line in ("hello", "/help"):
+        child.expect("> ")
+        shown += child.before
+        child.send(line + "\r")
+    child.expect("leave; Ctrl-D does too")
+    child.expect("> ")
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert "\x1b" not in shown
+
+
+def test_control_z_stops_and_fg_goes_on_without_echo(smollm2_path, tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "LOCALSPEC_CONFIG_DIR": str(tmp_path),
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "PS1": "SHELL> ",
+        "TERM": "xterm",
+    }
+    shell = pexpect.spawn("bash", ["--norc", "-i"], env=environment, encoding="utf-8", timeout=120)
+    shell.expect("SHELL> ")
+    shell.send(f"{sys.executable} -m localspec chat -t 0 --threads 1 --target {smollm2_path}\r")
+    shell.expect("Ctrl-D leaves")
+    shell.expect(READY)
+    shell.send("Tell me a very long story about a fox and a hen.\r")
+    shell.expect(TAKEN)
+    shell.expect("[A-Za-z]{3}")
+    shell.send("\x1a")
+    shell.expect("SHELL> ")
+    shell.send("fg\r")
+    shell.expect("[A-Za-z]{3} [A-Za-z]")
+    shell.send("XYZZY")
+    time.sleep(0.5)
+    shell.sendintr()
+    shell.expect("Interrupted")
+    assert "XYZZY" not in shell.before
+    shell.expect(READY)
+    shell.send("\x15\x1a")
+    shell.expect("SHELL> ")
+    shell.close(force=True)
+
+
 def test_keys_typed_during_an_answer_wait_for_the_prompt(smol):
     chat = smol("--max-tokens", "60")
     chat.type("Tell me a long story about a fox.")

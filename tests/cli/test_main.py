@@ -260,6 +260,7 @@ def test_a_real_interrupt_leaves_with_130_and_no_traceback():
         ("--rule", "none", "'none'"),
         ("--policy", "none", "'none'"),
         ("--stop", "", "stop string ''"),
+        ("--draft-temperature", "nan", "draft_temperature is nan"),
     ],
 )
 def test_options_out_of_range_are_refused_before_any_model_is_sought(name, option, value, said, capsys):

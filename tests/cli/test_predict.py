@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from localspec.cli.predict import predict
 from localspec.errors import InvalidOptionError, LocalspecError, ProfileError
 from localspec.theory import expected_tokens, speedup
+from tests.test_profile import profile as kept_profile
 
 
 def run(*arguments, charset="utf-8"):
@@ -189,6 +190,21 @@ class TestProfile:
         assert found["predicted_speedup"] == pytest.approx([1, 1.8 / 1.4, 2.5 / 1.7])
         assert found["best_num_draft_tokens"] == 2
         assert "Acceptance rate 0.75" in run("--profile", write())
+
+    def test_a_profile_as_calibrate_keeps_it_will_do(self, tmp_path):
+        path = tmp_path / "kept.json"
+        kept = kept_profile()
+        path.write_text(kept.to_json())
+        done = CliRunner().invoke(predict, ("--profile", str(path), "--json"), standalone_mode=False)
+        assert "temperature 0.7" in done.stderr
+        found = json.loads(done.stdout)
+        agreement = kept.agreement[0]
+        assert found["tokens_per_step"] == pytest.approx(agreement.tokens_per_step())
+        assert found["acceptance_rate"] == agreement.acceptance_rate.value
+        assert found["cost_ratio"] == pytest.approx(kept.draft.seconds(1, 256) / kept.target.seconds(1, 256))
+        path.write_text(json.dumps({"version": 1}))
+        with pytest.raises(ProfileError, match="its version is 1"):
+            run("--profile", str(path))
 
     def test_options_count_instead(self, write):
         found = json.loads(run("--profile", write(), "--cost", "0.9", "--json"))

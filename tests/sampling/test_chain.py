@@ -146,6 +146,8 @@ def test_banning_everything_is_said_so() -> None:
         law(np.full(3, -np.inf), SamplingParams(banned=(0,)))
     with pytest.raises(InvalidLogitsError, match="nan"):
         law(np.array([0.0, math.nan]), SamplingParams(banned=(1,)))
+    with pytest.raises(InvalidLogitsError, match="nan"):
+        law(np.array([0.0, math.inf]), SamplingParams(banned=(1,)))
 
 
 def test_typical_by_hand() -> None:

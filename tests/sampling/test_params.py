@@ -22,7 +22,7 @@ NOT_NUMBERS = [math.nan, math.inf, -math.inf, True, False, None, "0.5", [0.5], 1
         *(("min_p", value) for value in [-0.01, 1.01, *NOT_NUMBERS]),
         *(("top_k", value) for value in [-1, 1.5, 2.0, *NOT_NUMBERS]),
         *(("typical_p", value) for value in [0, -0.5, 1.5, *NOT_NUMBERS]),
-        *(("repetition_penalty", value) for value in [0, -1, 101, *NOT_NUMBERS]),
+        *(("repetition_penalty", value) for value in [0, 1e-38, -1, 101, *NOT_NUMBERS]),
         *(("frequency_penalty", value) for value in [-101, 101, *NOT_NUMBERS]),
         *(("presence_penalty", value) for value in [-101, 101, *NOT_NUMBERS]),
         *(("penalty_last_n", value) for value in [-1, 1.5, True, "64", math.nan]),

@@ -108,6 +108,22 @@ DOUBLE = "{% set n = namespace(x='xx') %}{% for i in range(18) %}{% set n.x = BO
         "{{ ('x'.ljust(99999)) | length }}",
         "{{ ('x' | center(99999)) | length }}",
         "{{ ([1] | tojson(indent=99999)) | length }}",
+        "{{ ('x' * 999).replace('x', 'y' * 99) | length }}",
+        "{{ ('x' * 999) | replace('x', 'y' * 99) | length }}",
+        "{{ ('x' * 999).join(['y'] * 99) | length }}",
+        "{{ ','.join(['y' * 999] * 99) | length }}",
+        "{{ (['y'] * 99) | join('x' * 999) | length }}",
+        "{{ ('x' * 99).translate({120: 'y' * 999}) | length }}",
+        "{{ ('{0}' * 99).format('y' * 999) | length }}",
+        "{{ ('{a}' * 99).format(a='y' * 999) | length }}",
+        "{{ ('{a}' * 99).format_map({'a': 'y' * 999}) | length }}",
+        "{{ (('%s' * 99) % (['y' * 999] * 99)) | length }}",
+        "{{ (('%(a)s' * 99) % {'a': 'y' * 999}) | length }}",
+        "{{ 'x' | indent(99999, true) | length }}",
+        "{{ ('x\n' * 999) | indent(99) | length }}",
+        "{{ (1).to_bytes(99999, 'big') | length }}",
+        "{{ 'x'.encode().ljust(99999) | length }}",
+        "{{ [1] | batch(99999, 'x') | first | length }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
     ],
@@ -116,6 +132,21 @@ def test_ends_what_grows_too_large(source, monkeypatch):
     monkeypatch.setattr(sandbox, "MAX_CHARACTERS", 10_000)
     with pytest.raises(TemplateError):
         render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a-b-c'.replace('-', '+', 1) }}", "a+b-c"),
+        ("{{ 'a-b' | replace('-', '') }} {{ 'aa' | replace('a', 'b', 1) }}", "ab ba"),
+        ("{{ ', '.join(['a', 'b'] | map('upper')) }}", "A, B"),
+        ("{{ [1, 2] | join('+') }} {{ [{'k': 1}] | join(attribute='k') }}", "1+2 1"),
+        ("{{ '{} {k}'.format(1, k=2) }} {{ '%s-%d' % ('a', 3) }} {{ '%s' | format('b') }}", "1 2 a-3 b"),
+        ("{{ 'a\nb' | indent(2) }}|{{ 'a' | indent('>', true) }}", "a\n  b|>a"),
+    ],
+)  # fmt: skip
+def test_what_is_checked_still_works(source, text):
+    assert render(source) == text
 
 
 def test_the_budget_is_per_rendering(monkeypatch):

@@ -32,7 +32,7 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
     from localspec.cli.chat.commands import load_file
     from localspec.cli.chat.prompt import open_reader
     from localspec.cli.chat.screen import Screen
-    from localspec.cli.chat.talk import Settings, Talk, introduction
+    from localspec.cli.chat.talk import Interrupts, Settings, Talk, introduction
     from localspec.conversation import Conversation
 
     if load and system:
@@ -44,12 +44,11 @@ def chat(system: str, load: str | None, show_draft: bool, stats: bool, quiet: bo
     named = profile_options(values)
     with open_session(values, say_profile=False) as session:
         settings = Settings(params=sampling_params(values, session.default_params), show_stats=stats)
-        talk = Talk(session, settings, screen, conversation, interruptible=interactive)
+        talk = Talk(session, settings, screen, conversation, interrupts=Interrupts(interactive))
         with note("getting ready ..."):  # without a profile, a few passes are timed
             settings.take(values, session)
             talk.check()
         if interactive:
             screen.note("\n".join(introduction(session, named)))
         reader = open_reader(interactive)
-        while not talk.over and (line := reader.read()) is not None:
-            talk.take(line)
+        talk.run(reader)

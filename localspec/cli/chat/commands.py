@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localspec.cli.options import read_bias, read_draft_temperature
 from localspec.cli.running import model_lines
 from localspec.conversation import Conversation, load_conversation, save_conversation
 from localspec.errors import InvalidOptionError, PromptError
@@ -83,7 +84,9 @@ def load_file(name: str) -> Conversation:
 
 def _path(name: str) -> Path:
     if not name:
-        raise InvalidOptionError("name a file, such as /save talk.json")
+        raise InvalidOptionError("name a file, such as talk.json")
+    if "\0" in name:
+        raise InvalidOptionError(f"{name!r} cannot be the name of a file")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -138,7 +141,12 @@ def _setters() -> dict[str, Callable[[Settings, str], None]]:
 
     return setters | {
         "penalty_last_n": partial(_set_param, "penalty_last_n", optional(_int)),
-        "draft_temperature": partial(_assign, "draft_temperature", optional(_float)),
+        "draft_temperature": partial(
+            _assign, "draft_temperature", optional(lambda text: read_draft_temperature(_float(text)))
+        ),
+        "sampler_order": partial(_set_param, "sampler_order", str),
+        "logit_bias": partial(_set_param, "logit_bias", partial(_several, read_bias)),
+        "banned": partial(_set_param, "banned", partial(_several, _int)),
         "seed": partial(_assign, "seed", optional(partial(_at_least, 0))),
         "max_tokens": partial(_assign, "max_tokens", optional(partial(_at_least, 1))),
         "rule": partial(_assign, "rule", check_rule),
@@ -154,9 +162,16 @@ def _set_param(name: str, read: Callable[[str], Any], settings: Settings, value:
     settings.params = dataclasses.replace(settings.params, **{name: read(value)})
 
 
+def _several(read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    """Read values between commas or spaces."""
+    return () if text == "none" else tuple(read(part) for part in text.replace(",", " ").split())
+
+
 def _shown(settings: Settings, name: str) -> str:
     value = getattr(settings.params, name, None) if hasattr(settings.params, name) else getattr(settings, name)
-    if isinstance(value, tuple):
+    if name == "logit_bias":
+        value = ", ".join(f"{token}{bias:+g}" for token, bias in value or ())
+    elif isinstance(value, tuple):
         value = ", ".join(map(repr, value))
     return "none" if value in (None, "") else str(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,22 +32,57 @@ class LineReader(Protocol):
 
 def open_reader(interactive: bool) -> LineReader:
     """Return the reader that suits standard input and the terminals around."""
-    if interactive and (sys.stdout.isatty() or sys.stderr.isatty()):
-        return _Editor()
-    return _Lines(interactive)
+    if not interactive:
+        return _Lines()
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    if dumb or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return _Patient(_Lines(prompts=True))
+    return _Patient(_Editor())
+
+
+class _Patient:
+    """Another reader, which a first Ctrl-C at an empty prompt does not end."""
+
+    def __init__(self, reader: LineReader) -> None:
+        self._reader = reader
+        self._warned = False
+
+    def read(self) -> str | None:
+        while True:
+            try:
+                text = self._reader.read()
+            except KeyboardInterrupt:
+                if self._warned:
+                    raise
+                self._warned = True
+                click.echo("Ctrl-C once more leaves, and so does Ctrl-D; /help lists the commands.", err=True)
+                continue
+            self._warned = False
+            return text
 
 
 class _Lines:
     """Standard input, a line at a time."""
 
-    def __init__(self, prompts: bool) -> None:
+    def __init__(self, *, prompts: bool = False) -> None:
         self._prompts = prompts
 
     def read(self) -> str | None:
         if sys.stdin is None:
             return None
-        if self._prompts:
-            click.echo(_PROMPT, nl=False, err=True)
+        if not self._prompts:
+            return self._line()
+        click.echo(_PROMPT, nl=False, err=True)
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._line()
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            raise
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _line(self) -> str | None:
         line = sys.stdin.readline()
         return line.rstrip("\r\n") if line else None
 
@@ -68,23 +104,16 @@ class _Editor:
             completer=_completer(),
             complete_while_typing=True,
             reserve_space_for_menu=6,
+            enable_suspend=True,
         )
-        self._warned = False
 
     def read(self) -> str | None:
-        while True:
-            try:
-                text = self._session.prompt()
-            except EOFError:
-                return None
-            except KeyboardInterrupt:
-                if self._warned:
-                    raise
-                self._warned = True
-                click.echo("Ctrl-C once more leaves, and so does Ctrl-D; /help lists the commands.", err=True)
-                continue
-            self._warned = False
-            return _unquoted(text)
+        try:
+            text = self._session.prompt()
+        except EOFError:
+            return None
+        # Bytes that are no UTF-8 are read as from a pipe.
+        return _unquoted(text.encode(errors="surrogateescape").decode(errors="replace"))
 
 
 def _unquoted(text: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import click
@@ -82,7 +83,7 @@ class Screen:
     def _replace(self, text: str) -> None:
         # Backspaces, because the first words of the answer may stand on the same line.
         back = "\b" * len(self._waiting)
-        _write(sys.stderr, f"{back}{' ' * len(self._waiting)}{back}{text}")
+        _remark(f"{back}{' ' * len(self._waiting)}{back}{text}")
         self._waiting = text
 
     def result(self, text: str) -> None:
@@ -92,11 +93,11 @@ class Screen:
     def note(self, text: str) -> None:
         """Say something in passing."""
         if not self.quiet and text:
-            _write(sys.stderr, f"{_DIM}{text}{_OFF}\n" if self._notes_colours else f"{text}\n")
+            _remark(f"{_DIM}{text}{_OFF}\n" if self._notes_colours else f"{text}\n")
 
     def error(self, error: object) -> None:
         """Say in one line what cannot be done; the conversation goes on."""
-        _write(sys.stderr, f"localspec: {' '.join(str(error).split())}\n")
+        _remark(f"localspec: {' '.join(str(error).split())}\n")
 
 
 @contextmanager
@@ -111,15 +112,30 @@ def hidden_keys() -> Iterator[None]:
     before = termios.tcgetattr(file)
     silent = [*before]
     silent[3] &= ~termios.ECHO
-    termios.tcsetattr(file, termios.TCSANOW, silent)
+
+    def hide(*_signal: object) -> None:
+        if os.tcgetpgrp(file) == os.getpgrp():  # a background process that touches the terminal is stopped
+            termios.tcsetattr(file, termios.TCSANOW, silent)
+
+    hide()
+    previous = signal.signal(
+        signal.SIGCONT, hide
+    )  # the shell, to which Ctrl-Z leads, has set the terminal its own way
     try:
         yield
     finally:
+        signal.signal(signal.SIGCONT, previous)
         termios.tcsetattr(file, termios.TCSANOW, before)
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:
     return stream is not None and stream.isatty()
+
+
+def _remark(text: str) -> None:
+    """Write to stderr; an answer is not lost because nobody can hear a remark about it."""
+    with suppress(OSError):
+        _write(sys.stderr, text)
 
 
 def _write(stream: IO[str] | None, text: str) -> None:

@@ -34,27 +34,30 @@ class MeasuredPolicy:
 
     The number of plain steps does not depend on what is drawn, so the output stays exact.
 
-    Args:
+    Attributes:
         policy: decides otherwise.
+
+    Args:
+        policy: as above.
         plain: where plain steps of the session are noted.
     """
 
     def __init__(self, policy: Policy, plain: PlainSteps) -> None:
-        self._policy = policy
+        self.policy = policy
         self._plain = plain
         self._planned = 0
-        self._emitted = 0
+        self._emitted = 0.0
         self._drafted = 0
         self._spent_s = 0.0
 
     def plan(self, depth: int) -> DraftPlan:
         """Plan the next step."""
         self._planned += 1
-        return _PLAIN if self._planned <= _PROBES else self._policy.plan(depth)
+        return _PLAIN if self._planned <= _PROBES else self.policy.plan(depth)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Take note of a step."""
-        self._policy.observe(outcome)
+        self.policy.observe(outcome)
         seconds = outcome.draft_s + outcome.verify_s + outcome.sampling_s
         if outcome.num_drafted == 0 and outcome.draft_s < 0.1 * outcome.verify_s:
             self._plain.add(seconds)

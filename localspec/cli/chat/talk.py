@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from localspec.cli.chat.prompt import LineReader
 from localspec.cli.chat.screen import Screen, hidden_keys
 from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
-from localspec.cli.running import detail_line, model_lines, status_line
+from localspec.cli.running import detail_line, model_lines, status_line, why_plain
 from localspec.conversation import Conversation
 from localspec.errors import InvalidOptionError, LocalspecError
 from localspec.sampling import SamplingParams, check_rule
@@ -19,7 +20,7 @@ from localspec.session import Session, Stream
 from localspec.text import Message, StopStrings
 from localspec.tuning import DrafterName, PolicyName, ProfileLookup
 
-__all__ = ["Settings", "Talk", "introduction"]
+__all__ = ["Interrupts", "Settings", "Talk", "introduction"]
 
 
 @dataclass(slots=True)
@@ -94,24 +95,31 @@ class Totals:
 class Interrupts:
     """Ctrl-C as a wish that is granted between two passes.
 
-    KeyboardInterrupt anywhere else could cut a line in half, or arrive twice and end the program. What is typed
-    meanwhile is not echoed into the answer; the next prompt shows it.
+    KeyboardInterrupt anywhere else could cut a line in half, or arrive between prompt and answer and end the program.
     """
 
     def __init__(self, enabled: bool) -> None:
         self.seen = False
-        self._resources = ExitStack()
         self._enabled = enabled
 
-    def __enter__(self) -> Interrupts:
-        if self._enabled:
-            previous = signal.signal(signal.SIGINT, self._note)
-            self._resources.callback(signal.signal, signal.SIGINT, previous)
-            self._resources.enter_context(hidden_keys())
-        return self
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Take note of Ctrl-C while a block runs; blocks may be nested."""
+        if not self._enabled:
+            yield
+            return
+        previous = signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
-    def __exit__(self, *_exception: object) -> None:
-        self._resources.close()
+    @contextmanager
+    def stopping_an_answer(self) -> Iterator[None]:
+        """Do the same, without echoing what is typed into the answer; the next prompt shows it."""
+        with self.noted(), hidden_keys() if self._enabled else nullcontext():
+            yield
+        self.seen = False
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.seen = True
@@ -131,7 +139,7 @@ class Talk:
         settings: as commands change them.
         screen: shows.
         conversation: so far.
-        interruptible: whether Ctrl-C stops an answer only; else it ends the program.
+        interrupts: whether Ctrl-C stops an answer only, and was pressed; else it ends the program.
         totals: over all answers.
         last: what the last answer took, for /stats.
         over: whether the user is done.
@@ -141,7 +149,7 @@ class Talk:
     settings: Settings
     screen: Screen
     conversation: Conversation
-    interruptible: bool = False
+    interrupts: Interrupts = field(default_factory=lambda: Interrupts(False))
     totals: Totals = field(default_factory=Totals)
     last: str | None = None
     over: bool = False
@@ -152,8 +160,22 @@ class Talk:
         """Refuse at once a template that is missing or broken, and a system text that leaves no room."""
         self.conversation.ask("Hello").fit(self._count, self.session.context, 0)
 
+    def run(self, reader: LineReader) -> None:
+        """Take line after line until the user leaves."""
+        with self.interrupts.noted():
+            while not self.over:
+                self.interrupts.seen = False  # what comes between this prompt and the answer counts
+                line = reader.read()
+                if line is None:
+                    return
+                self.take(line)
+
     def take(self, line: str) -> None:
-        """Act on what the user typed: a command or a message."""
+        """Act on what the user typed: a command or a message.
+
+        Raises:
+            OSError: nobody can read the answers any more.
+        """
         from localspec.cli.chat.commands import find_command
 
         if not line.strip():
@@ -163,7 +185,7 @@ class Talk:
                 command(self)
             else:
                 self.say(line[1:] if line.startswith("//") else line)
-        except (LocalspecError, OSError) as error:
+        except LocalspecError as error:
             self.screen.error(error)
 
     def say(self, text: str) -> None:
@@ -191,8 +213,8 @@ class Talk:
         settings = self.settings
         policy = self.session.policy(settings.gamma, settings.policy, settings.params, settings.drafter)
         measured = MeasuredPolicy(policy, self._plain)
-        with Interrupts(self.interruptible) as interrupts:
-            answer = _Answer(self.screen, interrupts)
+        with self.interrupts.stopping_an_answer():
+            answer = _Answer(self.screen, self.interrupts)
             stream = self.session.stream(
                 fitted.messages(),
                 settings.params,
@@ -219,7 +241,8 @@ class Talk:
         totals.accepted += stats.accepted
         totals.prompt_tokens += stats.prompt_tokens
         totals.reused_tokens += stats.reused_tokens
-        status = status_line(stats, num_draft_tokens=self.settings.gamma, speedup=policy.speedup)
+        why = why_plain(self.session, policy.policy, stats.steps, drafter=self.settings.drafter)
+        status = status_line(stats, num_draft_tokens=self.settings.gamma, speedup=policy.speedup, why=why)
         self.last = f"{status}\n{detail_line(stats, stream.seed)}"
         if isinstance(failure, KeyboardInterrupt):
             kept = "what there is of the answer is kept" if text else "no answer yet; /retry asks again"

@@ -1,0 +1,146 @@
+"""Rows of logits recorded from the real pair, and small models that serve them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.backend import Span
+from localspec.checking.ledger import Row, read_rows
+from localspec.checking.noise import total_variation
+from localspec.checking.subject import Subject, Text
+from localspec.sampling import SamplingParams, make_law
+
+__all__ = ["KEPT", "PROMPT", "START", "RecordedRows", "RowContext", "reference_law"]
+
+KEPT = 4
+"""Tokens kept of a row: top-k of the replay."""
+
+START = 2 * KEPT
+"""The symbol that begins every text."""
+
+PROMPT = START + 1
+"""The symbol before it; both are no more than something to start from."""
+
+_SIZE = PROMPT + 1
+_NODES = 24
+_BEST_VARIATION = 0.4  # rows at which much is accepted and much rejected show most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedRows:
+    """Rows of target and draft at the same places of real text, cut down to the tokens that either ranks highest.
+
+    The tokens of a place become the symbols 0, 1, … in the order of their ids. Texts of symbols visit the places in
+    an order of their own: ``after`` says which row stands behind which symbol.
+
+    Attributes:
+        target: float32 [places + 1, symbols]; the first row is certain of ``START``.
+        draft: the same of the draft.
+        variation: mean total variation of the two laws at temperature 1.
+    """
+
+    target: Row
+    draft: Row
+    variation: float
+
+    @classmethod
+    def record(cls, subject: Subject, texts: Sequence[Text]) -> RecordedRows:
+        """Read both models' rows along ``texts``; the places that show most are kept."""
+        params = SamplingParams(top_k=KEPT)
+        found: list[tuple[float, tuple[Row, Row]]] = []
+        for text in texts:
+            both = [read_rows(c, text.tokens[:-1], len(text.answer)) for c in (subject.target, subject.draft)]
+            size = min(rows.shape[1] for rows in both)
+            for p, q in zip(both[0][:, :size], both[1][:, :size], strict=True):
+                one, other = make_law(p, params), make_law(q, params)
+                ids = np.flatnonzero(one.dense(size) + other.dense(size))
+                found.append((total_variation(one, other), (_cut(p, ids), _cut(q, ids))))
+        found.sort(key=lambda entry: abs(entry[0] - _BEST_VARIATION))
+        kept = found[:_NODES]
+        first = np.full((1, _SIZE), -np.inf, np.float32)
+        first[0, START] = 0.0
+        p_rows, q_rows = (np.concatenate([first, *(entry[1][i][None] for entry in kept)]) for i in (0, 1))
+        return cls(p_rows, q_rows, float(np.mean([entry[0] for entry in kept])))
+
+    def after(self, place: int, symbol: int) -> int:
+        """Return the place that follows ``place`` when ``symbol`` stands there; 0 is before the start."""
+        return 0 if symbol == PROMPT else 1 + (31 * place + 17 * symbol + symbol * symbol) % (len(self.target) - 1)
+
+    def place(self, symbols: Sequence[int]) -> int:
+        """Return the place after a whole text of symbols."""
+        place = 0
+        for symbol in symbols:
+            place = self.after(place, symbol)
+        return place
+
+
+def _cut(row: Row, ids: NDArray[np.int64]) -> Row:
+    small = np.full(_SIZE, -np.inf, np.float32)
+    small[: len(ids)] = row[ids]
+    return small
+
+
+class RowContext:
+    """A ``Context`` that serves recorded rows.
+
+    Args:
+        rows: which.
+        table: ``rows.target`` or ``rows.draft``.
+        capacity: tokens per sequence.
+        num_sequences: how many.
+    """
+
+    chunk = 128
+
+    def __init__(self, rows: RecordedRows, table: Row, *, capacity: int, num_sequences: int) -> None:
+        self.vocabulary_size = table.shape[1]
+        self.capacity = capacity
+        self.num_sequences = num_sequences
+        self._rows = rows
+        self._table = table
+        self._places: list[list[int]] = [[] for _ in range(num_sequences)]  # after each token held
+
+    def length(self, sequence: int) -> int:
+        """Return how many tokens are held."""
+        return len(self._places[sequence])
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        del self._places[sequence][length:]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let a sequence hold what another one does."""
+        self._places[sequence] = self._places[source][:length]
+
+    def decode(self, batch: Sequence[Span]) -> Row:
+        """Append tokens; see ``Context.decode``."""
+        chosen: list[int] = []
+        for span in batch:
+            places = self._places[span.sequence]
+            for token in span.tokens:
+                places.append(self._rows.after(places[-1] if places else 0, token))
+            chosen += places[len(places) - span.rows :] if span.rows else []
+        return self._table[chosen]
+
+
+def reference_law(row: Row, params: SamplingParams, history: Sequence[int]) -> NDArray[np.float64]:
+    """Return the law that temperature, top-k and penalties make of a row, written a second time and plainly.
+
+    Not by ``make_law``: it is what the replay is tested against.
+    """
+    values = row.astype(np.float64)
+    for token, count in Counter(history).items():
+        scale = params.repetition_penalty
+        values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
+        values[token] -= count * params.frequency_penalty + params.presence_penalty
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    weights = np.zeros(len(values))
+    for token in order[: params.top_k]:
+        weights[token] = np.exp((values[token] - values[order[0]]) / params.temperature)
+    law: NDArray[np.float64] = weights / weights.sum()
+    return law

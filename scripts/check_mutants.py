@@ -1,0 +1,290 @@
+"""Prove that `localspec check` notices a broken build: break a copy of the package in many ways, and check each.
+
+    python scripts/check_mutants.py [--pair NAME] [--budget TIME] [NAME ...]
+
+Every mutant is a substitution in the source; it fails loudly when the line it changes is no longer there. Prints
+which part caught which mutant, and leaves with 1 if one is missed, or if the unbroken build does not pass.
+A run over all of them writes benchmarks/mutants.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAIR = "smollm2-135m"
+BUDGET = "6s"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One way to break the package.
+
+    Attributes:
+        name: what is broken.
+        file: below the package.
+        old: the text that is replaced, which must occur exactly once.
+        new: by what.
+        caught_by: parts of which one at least must fail.
+        budget: that it takes to notice.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    caught_by: tuple[str, ...]
+    budget: str = BUDGET
+
+
+MUTANTS = (
+    Mutant(
+        "residual is p",
+        "sampling/rules.py",
+        "    return rest[0] if rest else p[num_accepted]\n",
+        "    return p[num_accepted]\n",
+        ("rule",),
+    ),
+    Mutant(
+        "wrong bonus row in the rule",
+        "sampling/rules.py",
+        "    if num_accepted == len(q):\n        return p[num_accepted]\n",
+        "    if num_accepted == len(q):\n        return p[num_accepted - 1]\n",
+        ("rule",),
+    ),
+    Mutant(
+        "wrong bonus row in the engine",
+        "engine.py",
+        "make_law(self._logits[index], self._params, recent)",
+        "make_law(self._logits[max(0, min(index, len(self._logits) - 2))], self._params, recent)",
+        ("greedy", "replay"),
+    ),
+    Mutant(
+        "target rows shifted",
+        "engine.py",
+        "make_law(self._logits[index], self._params, recent)",
+        "make_law(self._logits[index - 1], self._params, recent)",
+        ("greedy", "replay"),
+    ),
+    Mutant(
+        "a single token is not taken back",
+        "backend/native.py",
+        "        if held <= length:\n",
+        "        if held <= length + 1:\n",
+        ("rollback",),
+    ),
+    Mutant(
+        "truncation leaves one token too many",
+        "engine.py",
+        "            self._forget(g.sequence, len(g.history) - 1)\n",
+        "            self._forget(g.sequence, len(g.history))\n",
+        ("greedy", "replay"),
+    ),
+    Mutant(
+        "the draft keeps a rejected token",
+        "engine.py",
+        "            self.drafter.keep(sequence, length)\n",
+        "            self.drafter.keep(sequence, length + 1)\n",
+        ("greedy", "replay"),
+    ),
+    Mutant(
+        "discard after drawing",
+        "drafters.py",
+        "        draft.tokens.append(token)\n        draft.laws.append(law)\n",
+        "        if law.prob(token) < 0.4:\n            return False\n"
+        "        draft.tokens.append(token)\n        draft.laws.append(law)\n",
+        ("replay",),
+    ),
+    Mutant(
+        "block rule with the token rule's residual",
+        "sampling/rules.py",
+        "        scale = scales[num_accepted]\n",
+        "        scale = 1.0\n",
+        ("rule",),
+    ),
+    Mutant(
+        "block rule stops at the first failure",
+        "sampling/rules.py",
+        "        num_accepted = len(scales) - 1\n"
+        "        while num_accepted and not u[num_accepted - 1] < _block_pass(p, q, scales, num_accepted):\n"
+        "            num_accepted -= 1\n",
+        "        num_accepted = 0\n"
+        "        while num_accepted < len(scales) - 1:\n"
+        "            if not u[num_accepted] < _block_pass(p, q, scales, num_accepted + 1):\n"
+        "                break\n"
+        "            num_accepted += 1\n",
+        ("rule",),
+    ),
+    Mutant(
+        "acceptance with <=",
+        "sampling/rules.py",
+        "if not u[num_accepted] * q[num_accepted].prob(token) < p[num_accepted].prob(token):",
+        "if not u[num_accepted] * q[num_accepted].prob(token) <= p[num_accepted].prob(token):",
+        ("rule",),
+    ),
+    Mutant(
+        "q of another temperature than drawn from",
+        "drafters.py",
+        "        draft.laws.append(law)\n",
+        "        draft.laws.append(make_law(row[: self._shared_size], SamplingParams()))\n",
+        ("replay",),
+    ),
+    Mutant(
+        "draft laws in the wrong order",
+        "drafters.py",
+        "        draft.laws.append(law)\n",
+        "        draft.laws.insert(0, law)\n",
+        ("replay",),
+    ),
+    Mutant(
+        "penalties count rejected tokens",
+        "engine.py",
+        "recent = self._recent.then(self._drafted[:index])",
+        "recent = self._recent.then(self._drafted)",
+        ("replay",),
+    ),
+    Mutant(
+        "penalties forget the drafted prefix",
+        "engine.py",
+        "recent = self._recent.then(self._drafted[:index])",
+        "recent = self._recent.then([])",
+        ("replay",),
+    ),
+    Mutant(
+        "draft and verification share their noise",
+        "sampling/noise.py",
+        "    VERIFY = 2\n",
+        "    VERIFY = 1\n",
+        ("replay",),
+        budget="90s",  # mostly hidden: what early tokens gain, late ones lose
+    ),
+    Mutant(
+        "temperature has no effect after a cut",
+        "sampling/chain.py",
+        "    weights = np.exp((values - values.max()) / temperature)\n",
+        "    weights = np.exp(values - values.max())\n",
+        ("replay",),
+    ),
+    Mutant(
+        "coupled noise of the wrong position",
+        "sampling/rules.py",
+        "        own = p[i].race(PositionNoise(seed, position + i))\n",
+        "        own = p[i].race(PositionNoise(seed, position))\n",
+        ("replay", "generations"),
+    ),
+    Mutant(
+        "tokens follow the end",
+        "engine.py",
+        "                tokens = tokens[: i + 1]\n                break\n",
+        "                break\n",
+        ("endings",),
+    ),
+    Mutant(
+        "max_tokens is one too many",
+        "engine.py",
+        "            elif num_emitted == g.request.max_tokens:\n",
+        "            elif num_emitted > g.request.max_tokens:\n",
+        ("endings",),
+    ),
+    Mutant(
+        "statistics count drafts behind the end",
+        "engine.py",
+        'min(len(draft.tokens), len(emitted)) if g.finish_reason == "stop" else len(draft.tokens)',
+        "len(draft.tokens)",
+        ("endings",),
+    ),
+    Mutant(
+        "the text shows part of the stop string",
+        "text/streaming.py",
+        "            return StopResult(text[:start], self._matched)\n",
+        "            return StopResult(text[: start + 1], self._matched)\n",
+        ("endings",),
+    ),
+)
+
+
+def broken_copy(mutant: Mutant | None, directory: Path) -> None:
+    """Put a copy of the package, broken by ``mutant``, into ``directory``.
+
+    Raises:
+        ValueError: the text that is to be replaced does not occur exactly once.
+    """
+    shutil.copytree(ROOT / "localspec", directory / "localspec", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "models.toml", directory)
+    if mutant is None:
+        return
+    path = directory / "localspec" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise ValueError(
+            f"mutant {mutant.name!r}: {mutant.file} has {text.count(mutant.old)} places that read {mutant.old!r};"
+            " it must have exactly one. The source has changed: change the mutant too"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def failed_parts(mutant: Mutant | None, arguments: Sequence[str], *, budget: str | None = None) -> list[str]:
+    """Return which parts of a check fail under ``mutant``; "crash" where it did not come to a report."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        broken_copy(mutant, directory)
+        chosen = budget or (mutant.budget if mutant else BUDGET)
+        command = [
+            sys.executable,
+            "-m",
+            "localspec",
+            "check",
+            "--json",
+            "--ctx",
+            "512",
+            "--budget",
+            chosen,
+            *arguments,
+        ]
+        environment = {**os.environ, "PYTHONPATH": name, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=name, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1) or not done.stdout.strip():
+        print(done.stderr.strip(), file=sys.stderr)
+        return ["crash"]
+    report = json.loads(done.stdout)
+    failed = [finding["part"] for finding in report["findings"] if not finding["passed"]]
+    assert (done.returncode == 0) == (not failed), "the exit code and the report disagree"
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only these mutants (a part of their name)")
+    parser.add_argument("--pair", default=PAIR)
+    parser.add_argument("--budget", help="of each check; default what the mutant takes")
+    options = parser.parse_args()
+    arguments = ["--pair", options.pair]
+    chosen = [m for m in MUTANTS if not options.names or any(name in m.name for name in options.names)]
+    missed, results = [], {}
+    unbroken = failed_parts(None, arguments, budget=options.budget)
+    print(f"{'unbroken':<42} {'passes' if not unbroken else 'FAILS: ' + ', '.join(unbroken)}", flush=True)
+    for mutant in chosen:
+        failed = failed_parts(mutant, arguments, budget=options.budget)
+        caught = bool(set(failed) & set(mutant.caught_by))
+        missed += [] if caught else [mutant.name]
+        results[mutant.name] = failed
+        print(f"{mutant.name:<42} {', '.join(failed) or 'passes'}{'' if caught else '   MISSED'}", flush=True)
+    if not options.names:
+        record = {"pair": options.pair, "unbroken": unbroken, "mutants": results}
+        (ROOT / "benchmarks" / "mutants.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if missed:
+        print(f"missed, or not caught where they should be: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed or unbroken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

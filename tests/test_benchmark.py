@@ -1,0 +1,167 @@
+"""Timing in turn: order, bookkeeping and predictions. Nothing here asserts a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec.benchmark import BenchmarkSettings, Cell, Side, Spread, alternate, benchmark, ratios
+from localspec.cli.bench import _lengths, _numbers, _panel, _prompts, table
+from localspec.errors import InvalidOptionError
+from localspec.sampling import SamplingParams
+from localspec.tuning import ProfileLookup
+from tests.checking.sessions import PARAMS, PROMPTS
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class Recording:
+    """Stands for a session: notes what is asked of it, and answers with statistics of its own making."""
+
+    def __init__(self, *, tokens: int = 10, interrupt_at: int | None = None, verdicts: Any = None) -> None:
+        profile = None if verdicts is None else SimpleNamespace(verdicts=verdicts)
+        self.pair = SimpleNamespace(draft=object(), profile=ProfileLookup(profile, None))  # type: ignore[arg-type]
+        self.asked: list[tuple[str, float, int | None, int]] = []
+        self._tokens = tokens
+        self._interrupt_at = interrupt_at
+
+    def generate(self, prompt: str, params: SamplingParams, **options: Any) -> Any:
+        if len(self.asked) == self._interrupt_at:
+            raise KeyboardInterrupt
+        gamma = options["num_draft_tokens"]
+        self.asked.append((prompt, params.temperature, gamma, options["seed"]))
+        speed = {0: 10.0, 2: 15.0, None: 20.0}[gamma] + options["seed"] if self._tokens > 1 else 0.0
+        drafted = {0: 0, 2: 2, None: 3}[gamma] * 5
+        return SimpleNamespace(
+            stats=SimpleNamespace(tokens_per_s=speed, tokens=self._tokens, steps=5, drafted=drafted)
+        )
+
+
+def settings(**options: Any) -> BenchmarkSettings:
+    defaults: dict[str, Any] = {
+        "params": PARAMS, "temperatures": (0.0, 0.8), "lengths": (None, 2), "prompts": PROMPTS, "trials": 2
+    }  # fmt: skip
+    return BenchmarkSettings(**{**defaults, **options})
+
+
+def test_sides_take_turns_back_and_forth() -> None:
+    called: list[str] = []
+    rounds: list[int] = []
+
+    def side(name: str) -> Any:
+        return lambda: called.append(name) or len(called)
+
+    results = alternate({"a": side("a"), "b": side("b")}, 3, progress=lambda: rounds.append(1))
+    assert called == ["a", "b", "a", "b", "b", "a", "a", "b"]
+    assert results == {"a": [3, 6, 7], "b": [4, 5, 8]}
+    assert len(rounds) == 3
+
+
+def test_spreads() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == Spread(2.5, 2.0, 3.0)
+    assert str(Spread(1.0, 0.5, 2.0)) == "1.000 (0.500-2.000)"
+
+
+def test_every_side_runs_the_same_prompt_and_seed() -> None:
+    session = Recording()
+    cells = benchmark(session, settings())  # type: ignore[arg-type]
+    asked = session.asked[2:]  # what warms up
+    assert len(asked) == 2 * 2 * 3
+    first = asked[:3]
+    assert [gamma for *_, gamma, _ in first] == [0, None, 2]
+    assert len({(prompt, temperature, seed) for prompt, temperature, _, seed in first}) == 1
+    assert [gamma for *_, gamma, _ in asked[6:9]] == [2, None, 0]
+    assert asked[6][0] != asked[0][0]
+    assert [(cell.kind, cell.temperature, cell.trials) for cell in cells] == [
+        ("letters", 0.0, 2),
+        ("letters", 0.8, 2),
+    ]
+    auto, two = cells[0].sides
+    assert auto.speedup == ratios([20.0, 21.0], [10.0, 11.0])
+    assert two.tokens_per_s == Spread(15.5, 15.0, 16.0)
+    assert (auto.tokens_per_step, auto.drafted_per_step, two.drafted_per_step) == (2.0, 3.0, 2.0)
+    assert auto.predicted is None
+
+
+def test_predictions_stand_beside_what_they_are_about() -> None:
+    verdicts = [
+        SimpleNamespace(kind="letters", temperature=0.0, predicted_speedup=(1.0, 1.2, 1.4)),
+        SimpleNamespace(kind="all", temperature=0.8, predicted_speedup=(1.0, 0.8)),
+    ]
+    cold, hot = benchmark(Recording(verdicts=verdicts), settings())  # type: ignore[arg-type]
+    assert [side.predicted for side in cold.sides] == [1.4, 1.4]
+    assert [side.predicted for side in hot.sides] == [1.0, None]
+
+
+def test_a_budget_ends_after_whole_rounds() -> None:
+    (cell,) = benchmark(Recording(), settings(temperatures=(0.0,), trials=50, budget_s=1e-9))  # type: ignore[arg-type]
+    assert cell.trials == 1
+
+
+def test_an_interrupt_keeps_what_there_is() -> None:
+    cells = benchmark(Recording(interrupt_at=2 + 6 + 4), settings())  # type: ignore[arg-type]
+    assert [cell.trials for cell in cells] == [2, 1]
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(Recording(interrupt_at=4), settings())  # type: ignore[arg-type]
+
+
+def test_answers_without_a_speed_are_an_error() -> None:
+    with pytest.raises(InvalidOptionError, match="ended at once"):
+        benchmark(Recording(tokens=1), settings())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lengths": (0,)},
+        {"lengths": ()},
+        {"temperatures": ()},
+        {"temperatures": (-1.0,)},
+        {"trials": 0},
+        {"max_tokens": 1},
+    ],
+)
+def test_settings_that_cannot_be_timed(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError):
+        settings(**options)
+
+
+def cell(*, predicted: float | None = None) -> Cell:
+    sides = tuple(
+        Side(gamma, Spread(30, 29, 31), Spread(1.2, 1.1, 1.3), 2.5, gamma or 1.7, predicted) for gamma in (None, 2, 4)
+    )
+    return Cell("summarising a text", 0.8, 3, Spread(123.45, 119.0, 130.1), sides)
+
+
+def test_the_table_fits_a_terminal() -> None:
+    lines = list(table([cell(predicted=1.25), cell()]))
+    assert all(len(line) <= 80 for line in lines), [len(line) for line in lines]
+    assert "123.5 (119.0-130.1)" in lines[1]
+    assert lines[1].endswith("1.25")
+    assert lines[4].endswith("-")
+
+
+def test_the_picture_has_measured_and_predicted() -> None:
+    panel = _panel([cell(predicted=1.25)], 0.8)
+    assert [(curve.style, list(curve.x)) for curve in panel.curves] == [
+        ("line", [2, 4]), ("dashed", [2, 4]), ("points", [1.7])
+    ]  # fmt: skip
+    assert _panel([cell()], 0.0).curves == []
+
+
+def test_options() -> None:
+    assert _lengths("auto, 2,4,2") == (None, 2, 4)
+    assert _numbers("0,0.8") == (0.0, 0.8)
+    assert {prompt.kind for prompt in _prompts(None, None)} == {"code", "editing", "prose"}
+    assert {prompt.kind for prompt in _prompts(None, "code")} == {"code"}
+    for wrong in (
+        lambda: _lengths("two"),
+        lambda: _lengths("-1"),
+        lambda: _numbers("cold"),
+        lambda: _prompts(None, "x"),
+    ):
+        with pytest.raises(InvalidOptionError):
+            wrong()
