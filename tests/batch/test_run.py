@@ -452,6 +452,10 @@ def killed_at(step, path, output, **options):
 
 
 @POSIX
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def test_killed_at_random_moments_every_row_is_there_once(tmp_path, output):
     rows = numbered(150)
     path = prompts(tmp_path, rows)
@@ -463,7 +467,11 @@ def test_killed_at_random_moments_every_row_is_there_once(tmp_path, output):
         command = [sys.executable, "-m", "tests.batch.driver", path, output, str(attempt)]
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert child.stdout.readline() == b"started\n"
-        time.sleep(chance.uniform(0, 0.3))
+        # After so many rows more, and a moment: a clock alone would find a fast machine done.
+        wanted = lines_of(output) + chance.randint(0, 25)
+        while lines_of(output) < wanted and child.poll() is None:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.01))
         child.kill()
         child.stdout.close()
         code = child.wait()

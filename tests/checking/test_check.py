@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec import drafters, engine, session
+from localspec import answers, drafters, engine
 from localspec.backend import Span
 from localspec.checking import endings, replay
 from localspec.checking.findings import Allowance
@@ -199,9 +199,9 @@ def _emits_everything(self: Any, g: Any, tokens: list[int]) -> list[int]:
 
 
 def test_text_that_is_not_that_of_the_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = session._Transcript.take
+    original = answers.Transcript.take
     monkeypatch.setattr(
-        session._Transcript, "take", lambda self, *, last: [text.upper() for text in original(self, last=last)]
+        answers.Transcript, "take", lambda self, *, last: [text.upper() for text in original(self, last=last)]
     )
     assert failed(run(budget_s=QUICK)) == ["endings"]
 
