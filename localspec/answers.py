@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from localspec.backend.llamacpp import Vocabulary
+from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import InvalidOptionError
 from localspec.generation import FinishReason, Generation, Stats, Step
 from localspec.policy import Policy

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from localspec.answers import GenerationResult, Transcript
-from localspec.backend.llamacpp import Vocabulary
+from localspec.backend.vocabulary import Vocabulary
 from localspec.batch_plan import BatchPlan
 from localspec.encoding import Prompt, PromptEncoder
 from localspec.errors import LocalspecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from localspec.backend.llamacpp import Vocabulary
+from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import PromptError, TemplateError
 from localspec.text import TEMPLATE_NAMES, ChatTemplate, Message, split_control
 

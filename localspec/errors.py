@@ -14,6 +14,7 @@
     ├── PromptError                    a prompt, message or template cannot be used
     │   ├── ContextOverflowError       it does not fit the context
     │   └── TemplateError              no chat template, or the template refused the messages
+    ├── BackendError                   a native library is missing, of another version, or one too many
     ├── EvaluationError                a model pass failed
     │   ├── OutOfMemoryError           the backend could not allocate
     │   └── InvalidLogitsError         a row of logits no law can be made of
@@ -28,6 +29,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "BackendError",
     "ContextOverflowError",
     "DownloadError",
     "EvaluationError",
@@ -107,6 +109,10 @@ class ContextOverflowError(PromptError):
 
 class TemplateError(PromptError):
     """There is no chat template, or it refused the messages."""
+
+
+class BackendError(LocalspecError):
+    """A native library that evaluates models is missing, not one that is known here, or one too many."""
 
 
 class EvaluationError(LocalspecError):

@@ -9,20 +9,22 @@ import psutil
 
 from localspec import registry
 from localspec.backend import can_roll_back
+from localspec.backend.choice import BackendChoice, BackendName, backend_in_use, check_backend, load_binding
 from localspec.backend.compatibility import check_compatible
-from localspec.backend.llamacpp import LlamaContext, LlamaModel
 from localspec.backend.model_header import ModelHeader, read_header
+from localspec.backend.native import NativeContext, NativeModel
 from localspec.backend.quantize import quantize
 from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
 from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
-from localspec.tuning import ProfileLookup, look_up_profile
+from localspec.tuning import ProfileLookup, look_up_profile, remembered_backend
 
 __all__ = [
     "LoadedPair",
     "ModelFiles",
     "check_parallel",
     "check_rollback",
+    "choose_backend",
     "find_files",
     "load_models",
     "max_parallel",
@@ -59,8 +61,8 @@ class LoadedPair:
         sampling: what the target's entry in models.toml recommends.
     """
 
-    target: LlamaContext
-    draft: LlamaContext | None
+    target: NativeContext
+    draft: NativeContext | None
     target_header: ModelHeader
     draft_header: ModelHeader | None
     profile: ProfileLookup
@@ -130,6 +132,7 @@ def load_models(
     threads: int | None = None,
     parallel: int | None = None,
     use_profile: bool = True,
+    backend: BackendChoice = "auto",
     progress: bool = False,
 ) -> LoadedPair:
     """Load what ``find_files`` finds; arguments and errors as ``load_pair``.
@@ -142,8 +145,10 @@ def load_models(
     """
     if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= MAX_CONTEXT:
         raise InvalidOptionError(f"the context is {context!r}; use a whole number of tokens, such as 4096")
+    check_backend(backend)
     num_sequences = 1 if parallel is None else check_parallel(parallel)
     files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
+    chosen = choose_backend(backend, files, threads=threads, use_profile=use_profile)
     target_header = read_header(files.target)
     draft_header = read_header(files.draft) if files.draft else None
     headers = [target_header]
@@ -151,11 +156,12 @@ def load_models(
         check_compatible(target_header, draft_header)
         headers.append(draft_header)
     _check_memory(headers, context * num_sequences, remedy="a smaller --ctx" + " or --parallel" * (num_sequences > 1))
+    binding = load_binding(chosen)
     # Both files before both caches: reading a file needs its size twice for a moment.
-    models = [LlamaModel(header.path) for header in headers]
+    models = [NativeModel(header.path, binding) for header in headers]
     lookup = ProfileLookup(None, None)
     if draft_header is not None and use_profile:
-        lookup = look_up_profile(target_header.path, draft_header.path, threads=threads)
+        lookup = look_up_profile(target_header.path, draft_header.path, threads=threads, backend=chosen)
     contexts = [_context(model, lookup.profile, context, num_sequences, threads) for model in models]
     if len(contexts) > 1:
         for loaded, header in zip(contexts, headers, strict=True):
@@ -164,11 +170,23 @@ def load_models(
     return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup, files.sampling)
 
 
+def choose_backend(
+    choice: BackendChoice, files: ModelFiles, *, threads: int | None, use_profile: bool = True
+) -> BackendName:
+    """Return the backend for these files: the one chosen; for "auto" the one this process uses already, else the one
+    that calibration found fastest here, if profiles count, else llama.cpp.
+    """
+    if choice != "auto":
+        return choice
+    remembered = remembered_backend(files.target, files.draft, threads=threads) if use_profile else None
+    return backend_in_use() or remembered or "llamacpp"
+
+
 def _context(
-    model: LlamaModel, profile: Profile | None, capacity: int, num_sequences: int, threads: int | None
-) -> LlamaContext:
+    model: NativeModel, profile: Profile | None, capacity: int, num_sequences: int, threads: int | None
+) -> NativeContext:
     """Return a context that runs as calibration found best, or else with all cores and plain attention."""
-    return LlamaContext(
+    return NativeContext(
         model,
         capacity=capacity,
         num_sequences=num_sequences,
@@ -178,7 +196,12 @@ def _context(
 
 
 def max_parallel(pair: LoadedPair, limit: int) -> int:
-    """Return how many sequences, at most ``limit``, leave half of what memory is free to others."""
+    """Return how many sequences, at most ``limit``, leave half of what memory is free to others.
+
+    One, if several would be evaluated one after the other.
+    """
+    if not pair.target.shares_passes:
+        return 1
     headers = [header for header in (pair.target_header, pair.draft_header) if header is not None]
     each = sum(header.cache_bytes(pair.target.capacity) for header in headers)
     more = psutil.virtual_memory().available // 2 // each if each else limit
@@ -194,7 +217,7 @@ def widened(pair: LoadedPair, num_sequences: int) -> LoadedPair:
     headers = [header for header in (pair.target_header, pair.draft_header) if header is not None]
     capacity = pair.target.capacity
     _check_memory(headers, capacity * num_sequences, remedy="a smaller --ctx or a smaller --parallel")
-    made: list[LlamaContext] = []
+    made: list[NativeContext] = []
     try:
         for old in (pair.target, pair.draft):
             if old is not None:
@@ -209,7 +232,7 @@ def widened(pair: LoadedPair, num_sequences: int) -> LoadedPair:
     return replace(pair, target=made[0], draft=made[1] if len(made) > 1 else None)
 
 
-def check_rollback(context: LlamaContext, header: ModelHeader) -> None:
+def check_rollback(context: NativeContext, header: ModelHeader) -> None:
     """Try whether an empty context can take tokens back.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ __all__ = [
     "best",
     "find",
     "load",
+    "load_all",
     "predicted_speedups",
     "profile_path",
     "save",
@@ -55,7 +57,7 @@ class ProfileKey:
         cpu: name of the processor.
         threads: threads the passes may use: what the user asked for, or the physical cores at hand. Calibration may
             have chosen fewer, see ``Profile.threads``.
-        build: version and compiled features of llama.cpp.
+        build: version and compiled features of the library that evaluates.
         backend: what evaluates.
         flash_attention: the attention kernel asked for; "auto" leaves the choice to calibration.
     """
@@ -83,7 +85,7 @@ _KEY_NAMES: Final = {
     "draft": "the draft file",
     "cpu": "the processor",
     "threads": "the number of threads",
-    "build": "the build of llama.cpp",
+    "build": "the build of the backend",
     "backend": "the backend",
     "flash_attention": "flash attention",
 }
@@ -220,6 +222,12 @@ class Profile:
     verdicts: tuple[Verdict, ...]
     draft_batch: CostCurves | None = None
 
+    @property
+    def best_tokens_per_s(self) -> float:
+        """Predicted speed at the best draft length, 0 included, on average over kinds of text and temperatures."""
+        gains = [max(verdict.predicted_speedup) for verdict in self.verdicts]
+        return self.plain_tokens_per_s * (sum(gains) / len(gains) if gains else 1.0)
+
     def draft_temperature(self, temperature: float) -> float | None:
         """Return the draft's temperature for that of the target; None where nothing beats the same one."""
         chosen = (d.draft_temperature for d in self.draft_temperatures if d.temperature == temperature)
@@ -344,6 +352,15 @@ def load(path: Path, key: ProfileKey) -> Profile:
     if difference is not None:
         raise ProfileError(f"the profile {path} does not hold here: {difference}; {_REMEDY}")
     return profile
+
+
+def load_all(directory: Path) -> list[Profile]:
+    """Return every profile in ``directory`` that can be read."""
+    profiles = []
+    for path in sorted(directory.glob("*.json")):
+        with suppress(OSError, UnicodeDecodeError, ProfileError):
+            profiles.append(Profile.from_json(path.read_text(encoding="utf-8")))
+    return profiles
 
 
 def find(directory: Path, key: ProfileKey) -> Profile:

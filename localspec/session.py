@@ -13,6 +13,7 @@ from typing import Any, get_args
 from localspec.adaptive import AdaptivePolicy
 from localspec.answers import GenerationResult, Stream, TokenEvent, Transcript
 from localspec.backend import Context
+from localspec.backend.choice import BackendChoice
 from localspec.batch_plan import (
     MAX_PARALLEL,
     BatchCosts,
@@ -437,6 +438,7 @@ def load_pair(
     template: str | None = None,
     use_profile: bool = True,
     parallel: int | None = None,
+    backend: BackendChoice = "auto",
     progress: bool = False,
 ) -> Session:
     """Load a target and its draft, fetching the files if they are not at hand.
@@ -453,6 +455,8 @@ def load_pair(
         use_profile: let calibration's profile of the pair, if there is one, decide how it runs.
         parallel: make room for so many sequences of ``context`` tokens each, for ``generate_batch``; without it that
             makes room itself, once it knows for how many. ``generate`` and ``chat`` use one.
+        backend: what evaluates: "llamacpp", "ik" (ik_llama.cpp, if its library is at hand), or "auto": what
+            calibration found fastest here, without profiles llama.cpp. A process can use only one of them.
         progress: show on stderr what is being fetched.
 
     Raises:
@@ -478,6 +482,7 @@ def load_pair(
         threads=threads,
         use_profile=use_profile,
         parallel=parallel,
+        backend=backend,
         progress=progress,
     )
     if loaded.draft is None and drafter != "model":

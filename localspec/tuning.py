@@ -10,14 +10,14 @@ from typing import Literal
 
 from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
 from localspec.backend import Context, FlashAttention, Span
+from localspec.backend.choice import BACKENDS, LIBRARIES, BackendName, identity_at_hand, load_binding
 from localspec.backend.identity import cpu_name, file_fingerprint
-from localspec.backend.llamacpp import native_build
 from localspec.backend.threads import usable_cores
 from localspec.curves import CostCurve, CostCurves, PassCost
 from localspec.errors import ProfileError
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, Policy
-from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, predicted_speedups
+from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, load_all, predicted_speedups
 from localspec.registry import cache_dir
 from localspec.sampling import SamplingParams, draft_params
 
@@ -36,6 +36,7 @@ __all__ = [
     "policy_for",
     "profile_directory",
     "profile_key",
+    "remembered_backend",
     "rough_curve",
 ]
 
@@ -59,7 +60,12 @@ def profile_directory() -> Path:
 
 
 def profile_key(
-    target: Path, draft: Path, *, threads: int | None, flash_attention: FlashAttention = "auto"
+    target: Path,
+    draft: Path,
+    *,
+    threads: int | None,
+    flash_attention: FlashAttention = "auto",
+    backend: BackendName = "llamacpp",
 ) -> ProfileKey:
     """Return what a profile of these two files must have been measured with to hold here and now."""
     return ProfileKey(
@@ -67,7 +73,8 @@ def profile_key(
         draft=file_fingerprint(draft),
         cpu=cpu_name(),
         threads=threads or usable_cores(),
-        build=native_build(),
+        build=load_binding(backend).build(),
+        backend=LIBRARIES[backend],
         flash_attention=flash_attention,
     )
 
@@ -80,12 +87,42 @@ class ProfileLookup:
     problem: str | None
 
 
-def look_up_profile(target: Path, draft: Path, *, threads: int | None) -> ProfileLookup:
+def look_up_profile(
+    target: Path, draft: Path, *, threads: int | None, backend: BackendName = "llamacpp"
+) -> ProfileLookup:
     """Return the profile of two files on this machine; a damaged or foreign one is a problem, not an error."""
     try:
-        return ProfileLookup(find(profile_directory(), profile_key(target, draft, threads=threads)), None)
+        key = profile_key(target, draft, threads=threads, backend=backend)
+        return ProfileLookup(find(profile_directory(), key), None)
     except ProfileError as error:
         return ProfileLookup(None, str(error))
+
+
+def remembered_backend(target: Path, draft: Path | None, *, threads: int | None) -> BackendName | None:
+    """Return the backend with the fastest profile of these files here, of those at hand; None without any profile.
+
+    Without a draft, speed is that of plain decoding, and profiles of the target with any draft count.
+    """
+    profiles = load_all(profile_directory())
+    if not profiles:
+        return None
+    wanted = (
+        file_fingerprint(target),
+        file_fingerprint(draft) if draft else None,
+        cpu_name(),
+        threads or usable_cores(),
+    )
+    speeds: dict[BackendName, float] = {}
+    for name in BACKENDS:
+        of_it = [p for p in profiles if p.key.backend == LIBRARIES[name]]
+        identity = identity_at_hand(name) if of_it else None
+        for profile in of_it:
+            key = profile.key
+            found = key.target, key.draft if draft else None, key.cpu, key.threads
+            if identity is not None and found == wanted and key.build.startswith(identity):
+                speed = profile.best_tokens_per_s if draft else profile.plain_tokens_per_s
+                speeds[name] = max(speed, speeds.get(name, 0.0))
+    return max(speeds, key=speeds.__getitem__, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ import numpy as np
 from _bench import CODE_PROMPT, Spread, alternate, ratios, write
 
 import localspec
-from localspec.backend import Span, llamacpp
+from localspec.backend import Span
+from localspec.backend.native import Batch
 from localspec.calibration.prompts import built_in_prompts
 from localspec.sampling import SamplingParams
 
@@ -106,7 +107,7 @@ def bare(session: Any, prompt: list[int]) -> float:
     context = session.engine.target
     context.truncate(0, 0)
     token = int(np.argmax(context.decode([Span(0, prompt, 1)])[-1]))
-    pointer, batch = context._pointer, llamacpp._Batch(1)
+    pointer, batch = context._pointer, Batch(1, native.llama_batch)
     size, position = context.vocabulary_size, len(prompt)
     started = perf_counter()
     for i in range(MAX_TOKENS - 1):

@@ -77,9 +77,9 @@ MUTANTS = (
     ),
     Mutant(
         "a single token is not taken back",
-        "backend/llamacpp.py",
-        "if held > length and not native.llama_memory_seq_rm(",
-        "if held > length + 1 and not native.llama_memory_seq_rm(",
+        "backend/native.py",
+        "        if held <= length:\n",
+        "        if held <= length + 1:\n",
         ("rollback", "greedy", "generations", "endings"),
     ),
     Mutant(

@@ -21,7 +21,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers.json"  # takes an hour and two builds to make: there only once it was made
 UNMEASURED = "*Not measured yet: `python scripts/bench_peers.py` does it.*\n"
-FILLED = ("README.md", "docs/choosing.md", "docs/peers.md", "docs/sampling.md")
+FILLED = ("README.md", "docs/backends.md", "docs/choosing.md", "docs/peers.md", "docs/sampling.md")
 PAIRS = {
     "Q4_K_M, Q4_K_M": "qwen2.5-coder-1.5b",
     "F16, Q4_0": "qwen2.5-coder-1.5b-f16",
@@ -169,6 +169,40 @@ def of_peers(part: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
     return lambda: part(load("peers")) if PEERS.exists() else UNMEASURED
 
 
+def backends_table() -> str:
+    """Return what ``bench_backends.py`` measured: passes, generation, noise between passes; nothing before that."""
+    if not (ROOT / "benchmarks" / "backends.json").exists():
+        return ""
+    data = load("backends")
+    results, passes = data["results"], data["results"]["passes"]
+    sizes = passes["target"]["sizes"]
+    lines = [f"| pass over n tokens, ms | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
+    for model in ("target", "draft"):
+        for name in ("llamacpp", "ik"):
+            cells = [f"{p['median']:.1f}" for p in passes[model][name]["ms"]]
+            lines.append(f"| {model}, {name} | {' | '.join(cells)} |")
+    modes = list(next(iter(results["generation"].values()))["ik"])
+    lines += ["", f"| speed over llama.cpp's plain | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|"]
+    for text, backends in results["generation"].items():
+        for name in ("llamacpp", "ik"):
+            cells = [f"{backends[name][mode]['over plain llama.cpp']['median']:.2f}" for mode in modes]
+            lines.append(f"| {text}, {name} | {' | '.join(cells)} |")
+    lines += ["", "| logits of n at a time and one by one | 2 | 4 | 8 |", "|---|---|---|---|"]
+    for name in ("llamacpp", "ik"):
+        noise = [results["noise"][name][size] for size in ("2", "4", "8")]
+        cells = [f"{n['rms over deviation']:.3f} (largest {n['largest of all']:.2f})" for n in noise]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    settings = data["settings"]
+    lines += [
+        "",
+        f"Pair {settings['pair']}, {data['machine']['cores']} cores, {settings['depth']} tokens in the cache, greedy,"
+        f" medians of {settings['rounds']} turns. Differences of logits: root mean square in units of a row's"
+        " standard deviation, in the median row; in brackets the largest in logits.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def cli_reference() -> str:
     from localspec.cli import _program
 
@@ -199,6 +233,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "policy": policy_table,
     "rules": rules_table,
     "sampling": sampling_table,
+    "backends": backends_table,
     "peers": of_peers(_peers_page.tables),
     "peer ratios": of_peers(_peers_page.comparisons),
     "peer setting": of_peers(_peers_page.setting),

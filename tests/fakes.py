@@ -116,6 +116,8 @@ class FakeContext:
         spoil: tells by the prefix what a row is filled with instead of logits; None leaves it alone.
     """
 
+    shares_passes = True
+
     def __init__(
         self,
         model: MarkovModel,

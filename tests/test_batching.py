@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import localspec
-from localspec.backend.llamacpp import LlamaModel, Vocabulary
+from localspec.backend.llamacpp import LlamaModel
+from localspec.backend.vocabulary import Vocabulary
 from localspec.batching import BatchAnswer, BatchProgress, BatchRequest
 from localspec.errors import EvaluationError, InvalidLogitsError, InvalidOptionError, LocalspecError, ProfileError
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams, record_seed

@@ -1,6 +1,6 @@
 """Greedy speculation says what greedy decoding says, on real models.
 
-llama.cpp's kernels differ with the size of a pass, so logits are equal only up to noise, and where the two likeliest
+Kernels differ with the size of a pass, so logits are equal only up to noise, and where the two likeliest
 tokens are closer than that noise either may win. A first difference is allowed there and nowhere else: the noise δ is
 measured on the very prefix, and the margin must be within 2δ.
 """
@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from localspec.backend import Span
-from localspec.backend.llamacpp import LlamaContext, LlamaModel
+from localspec.backend.native import NativeContext, NativeModel
 from localspec.drafters import Drafter, ModelDrafter, read_ahead
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
 from localspec.lookup import LookupDrafter
 from localspec.policy import FixedPolicy, Policy
 from localspec.sampling import SamplingParams
+from tests.backends import open_model
 
 pytestmark = pytest.mark.model
 
@@ -56,7 +57,7 @@ class NearTie:
 
 
 def near_tie(
-    context: LlamaContext, prompt: list[int], emitted: list[int], max_pass: int, *, token: int | None = None
+    context: NativeContext, prompt: list[int], emitted: list[int], max_pass: int, *, token: int | None = None
 ) -> NearTie:
     """Measure the row after ``prompt`` and ``emitted``, the latter read by passes of 1, 2 and ``max_pass`` tokens.
 
@@ -79,17 +80,18 @@ def near_tie(
     return NearTie(float(top - rival), max(float(np.abs(row - rows[0]).max()) for row in rows[1:]))
 
 
-def check_same(plain: list[int], tokens: list[int], prompt: list[int], context: LlamaContext, max_pass: int) -> None:
+def check_same(plain: list[int], tokens: list[int], prompt: list[int], context: NativeContext, max_pass: int) -> None:
     """Assert that both are the same, or first differ at a near-tie."""
     if plain == tokens:
         return
     at = next(i for i, (a, b) in enumerate(zip(plain, tokens, strict=False)) if a != b)  # neither is a prefix
     tie = near_tie(context, prompt, plain[:at], max_pass, token=tokens[at])
+    print(f"near-tie at token {at}: {tie}")
     assert tie.excuses, f"token {at}: {plain[at]} became {tokens[at]}, {tie}"
 
 
 def run(
-    target: LlamaContext,
+    target: NativeContext,
     drafter: Drafter | None,
     prompt: list[int],
     num: int,
@@ -110,7 +112,7 @@ def run(
     return generation
 
 
-def drafter_on(draft: LlamaContext, target: LlamaContext) -> ModelDrafter:
+def drafter_on(draft: NativeContext, target: NativeContext) -> ModelDrafter:
     ends = target.model.vocabulary.ends_generation
     return ModelDrafter(draft, vocabulary_size=target.vocabulary_size, ends_generation=ends)
 
@@ -120,14 +122,14 @@ def drafter_on(draft: LlamaContext, target: LlamaContext) -> ModelDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    target: LlamaContext
-    draft: LlamaContext
+    target: NativeContext
+    draft: NativeContext
     plain: dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
 def qwen(qwen_target_path: Path, qwen_draft_path: Path) -> Iterator[Pair]:
-    target, draft = (LlamaContext(LlamaModel(path), capacity=256) for path in (qwen_target_path, qwen_draft_path))
+    target, draft = (NativeContext(open_model(path), capacity=256) for path in (qwen_target_path, qwen_draft_path))
     tokenize = target.model.vocabulary.tokenize
     plain = {text: run(target, None, tokenize(text), 0, MAX_TOKENS).tokens for text in (CODE, PROSE, LIST, EDIT)}
     yield Pair(target, draft, plain)
@@ -160,13 +162,13 @@ def test_greedy_lookup_is_greedy_decoding(qwen: Pair, num_copied: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_path: Path) -> LlamaModel:
-    return LlamaModel(smollm2_path)
+def smollm2(smollm2_path: Path) -> NativeModel:
+    return open_model(smollm2_path)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 4, 8])
-def test_a_model_accepts_its_own_drafts(smollm2: LlamaModel, num_draft_tokens: int) -> None:
-    target, draft = (LlamaContext(smollm2, capacity=256, threads=1) for _ in range(2))
+def test_a_model_accepts_its_own_drafts(smollm2: NativeModel, num_draft_tokens: int) -> None:
+    target, draft = (NativeContext(smollm2, capacity=256, threads=1) for _ in range(2))
     for text in (PROSE, LIST):
         prompt = smollm2.vocabulary.tokenize(text)
         plain = run(target, None, prompt, 0, MAX_TOKENS).tokens
@@ -182,7 +184,7 @@ def test_a_model_accepts_its_own_drafts(smollm2: LlamaModel, num_draft_tokens: i
 
 
 def before_rejections(
-    target: LlamaContext, draft: LlamaContext, prompt: list[int], num_draft_tokens: int
+    target: NativeContext, draft: NativeContext, prompt: list[int], num_draft_tokens: int
 ) -> list[list[int]]:
     """Return what had been emitted wherever a drafted token was rejected."""
     engine = Engine(target, drafter_on(draft, target), ends_generation=target.model.vocabulary.ends_generation)
@@ -201,9 +203,9 @@ def before_rejections(
 
 
 @pytest.mark.parametrize("prompt_length", range(50, 64))
-def test_a_full_context_ends_as_plain_decoding_does(smollm2: LlamaModel, prompt_length: int) -> None:
+def test_a_full_context_ends_as_plain_decoding_does(smollm2: NativeModel, prompt_length: int) -> None:
     """A context of 64, filled to the last token by steps of every size."""
-    target, draft = (LlamaContext(smollm2, capacity=64, threads=1) for _ in range(2))
+    target, draft = (NativeContext(smollm2, capacity=64, threads=1) for _ in range(2))
     text = smollm2.vocabulary.tokenize(" ".join(f"Line {i} names {i * i}." for i in range(40)))
     prompt = text[:prompt_length]
     plain = run(target, None, prompt, 0, 1000)

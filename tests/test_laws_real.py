@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import chi2
 
 from localspec.backend import Span
-from localspec.backend.llamacpp import LlamaContext, LlamaModel
+from localspec.backend.native import NativeContext
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
@@ -31,6 +31,7 @@ from localspec.sampling import (
     verification_law,
     verify_laws,
 )
+from tests.backends import open_model
 from tests.stats import g_test, holm_rejects
 
 pytestmark = pytest.mark.model
@@ -47,16 +48,16 @@ GAMMA = 3
 
 
 @pytest.fixture(scope="module")
-def contexts(smollm2_path: Path, smollm2_q4_0_path: Path) -> Iterator[tuple[LlamaContext, LlamaContext]]:
-    models = [LlamaModel(path) for path in (smollm2_path, smollm2_q4_0_path)]
-    made = [LlamaContext(model, capacity=CAPACITY, num_sequences=NUM_SEQUENCES) for model in models]
+def contexts(smollm2_path: Path, smollm2_q4_0_path: Path) -> Iterator[tuple[NativeContext, NativeContext]]:
+    models = [open_model(path) for path in (smollm2_path, smollm2_q4_0_path)]
+    made = [NativeContext(model, capacity=CAPACITY, num_sequences=NUM_SEQUENCES) for model in models]
     yield made[0], made[1]
     for context, model in zip(made, models, strict=True):
         context.close()
         model.close()
 
 
-def engine(contexts: tuple[LlamaContext, LlamaContext]) -> Engine:
+def engine(contexts: tuple[NativeContext, NativeContext]) -> Engine:
     target, draft = contexts
     for context, sequence in itertools.product(contexts, range(NUM_SEQUENCES)):
         context.truncate(sequence, 0)
@@ -86,7 +87,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
     ],
     ids=["temperature 0.8", "penalties"],
 )
-def test_coupled_text_is_plain_text(contexts: tuple[LlamaContext, LlamaContext], params: SamplingParams) -> None:
+def test_coupled_text_is_plain_text(contexts: tuple[NativeContext, NativeContext], params: SamplingParams) -> None:
     """1,000 tokens at each setting, ten sequences in a batch, every one what plain decoding gives at the same seed.
 
     Kernels round differently in passes of different sizes. A token may differ where the two arrive closer together
@@ -145,7 +146,7 @@ class NearTie:
         return self.margin <= 2 * self.noise
 
 
-def near_tie(context: LlamaContext, params: SamplingParams, plain: list[int], token: int, seed: int) -> NearTie:
+def near_tie(context: NativeContext, params: SamplingParams, plain: list[int], token: int, seed: int) -> NearTie:
     """Measure the last token of ``plain`` against ``token``, by passes of several sizes over what stands before."""
     prefix, both = plain[:-1], np.array([plain[-1], token])
     differences, rows = [], []
@@ -180,7 +181,7 @@ def two_sample_g_test(one: Sequence[Hashable], other: Sequence[Hashable]) -> flo
     return float(chi2.sf(statistic, table.shape[1] - 1))
 
 
-def test_speculative_samples_have_the_law_of_plain_ones(contexts: tuple[LlamaContext, LlamaContext]) -> None:
+def test_speculative_samples_have_the_law_of_plain_ones(contexts: tuple[NativeContext, NativeContext]) -> None:
     """Two-sample G-tests on SmolLM2 and its Q4_0 draft; false alarm 1e-3 over all of them.
 
     The first token of a generation is never drafted, so the prompt's last token is drawn too: compared are the first
@@ -221,8 +222,8 @@ Laws = Mapping[tuple[int, ...], Law]
 
 def recorded(path: Path, text: str, continuations: Laws | None, depth: int) -> Laws:
     """Return a model's laws after ``text`` and every continuation, up to ``depth`` tokens of ``continuations``."""
-    model = LlamaModel(path)
-    context = LlamaContext(model, capacity=64)
+    model = open_model(path)
+    context = NativeContext(model, capacity=64)
     prompt = model.vocabulary.tokenize(text)
     laws: dict[tuple[int, ...], Law] = {}
 

@@ -256,10 +256,11 @@ LIGHTHOUSE = "The keeper of the lighthouse counted the ships that passed at nigh
 @pytest.mark.model
 @pytest.mark.parametrize("padding", [1, 7, 130])
 def test_padding_of_any_length_leaves_a_real_models_rows_alone(smollm2_path: Path, padding: int) -> None:
-    from localspec.backend.llamacpp import LlamaContext, LlamaModel
+    from localspec.backend.native import NativeContext
+    from tests.backends import open_model
 
-    model = LlamaModel(smollm2_path)
-    context = LlamaContext(model, capacity=512)
+    model = open_model(smollm2_path)
+    context = NativeContext(model, capacity=512)
     tokens = (model.vocabulary.tokenize(LIGHTHOUSE) * 9)[: context.chunk + 3]
     expected = context.decode([Span(0, tokens, 5)]).copy()
     context.truncate(0, 0)
@@ -271,10 +272,11 @@ def test_padding_of_any_length_leaves_a_real_models_rows_alone(smollm2_path: Pat
 
 @pytest.mark.model
 def test_logits_of_a_real_model_are_the_same_up_to_kernel_noise(smollm2_path: Path) -> None:
-    from localspec.backend.llamacpp import LlamaContext, LlamaModel
+    from localspec.backend.native import NativeContext
+    from tests.backends import open_model
 
-    model = LlamaModel(smollm2_path)
-    plain, within = LlamaContext(model, capacity=64), LlamaContext(model, capacity=64)
+    model = open_model(smollm2_path)
+    plain, within = NativeContext(model, capacity=64), NativeContext(model, capacity=64)
     planned = PlannedContext(within, PLAN)
     tokens = model.vocabulary.tokenize(LIGHTHOUSE)
     at = 0

@@ -78,7 +78,7 @@ DIFFERENCES = [
     ("draft", "cc", "the draft file is cc, and it was made for bb"),
     ("cpu", "Other CPU", "the processor is Other CPU, and it was made for Some CPU"),
     ("threads", 8, "the number of threads is 8, and it was made for 4"),
-    ("build", "newer", "the build of llama.cpp is newer, and it was made for llama-cpp-python 1, AVX2"),
+    ("build", "newer", "the build of the backend is newer, and it was made for llama-cpp-python 1, AVX2"),
     ("backend", "other", "the backend is other, and it was made for llama.cpp"),
     ("flash_attention", "on", "flash attention is on, and it was made for auto"),
 ]

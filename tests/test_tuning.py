@@ -20,6 +20,7 @@ from localspec.tuning import (
     measure_roughly,
     policy_for,
     profile_key,
+    remembered_backend,
 )
 from tests.fakes import FakeContext, MarkovModel
 from tests.test_profile import estimates, flat, profile
@@ -133,3 +134,36 @@ def test_profiles_are_found_by_what_they_were_measured_with(tmp_path: Path, monk
     monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
     target.write_bytes(b"Weights" * 1000)
     assert look_up_profile(target, draft, threads=2).profile is None
+
+
+def test_the_backend_with_the_fastest_profile_at_hand_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
+    target, draft, other = (tmp_path / name for name in ("target.gguf", "draft.gguf", "other.gguf"))
+    for i, path in enumerate((target, draft, other), start=1):
+        path.write_bytes(b"weights" * 100 * i)
+    identities: dict[str, str | None] = {"llamacpp": "llama-cpp-python 1,", "ik": "ik_llama.cpp abc,"}
+    monkeypatch.setattr(tuning, "identity_at_hand", identities.__getitem__)
+    assert remembered_backend(target, draft, threads=2) is None
+
+    def keep(backend: str, build: str, plain: float, gain: float) -> None:
+        key = replace(profile_key(target, draft, threads=2), backend=backend, build=build)
+        one = replace(profile(key), plain_tokens_per_s=plain)
+        verdicts = tuple(replace(v, best_num_draft_tokens=1, predicted_speedup=(1.0, gain)) for v in one.verdicts)
+        assert verdicts
+        save(tuning.profile_directory(), replace(one, verdicts=verdicts))
+
+    keep("llama.cpp", "llama-cpp-python 1, AVX2", 40.0, 1.0)
+    assert remembered_backend(target, draft, threads=2) == "llamacpp"
+    keep("ik_llama.cpp", "ik_llama.cpp abc, AVX2", 38.0, 1.3)
+    assert remembered_backend(target, draft, threads=2) == "ik"
+    # Plain decoding, other threads, files without a profile; a library that is gone or another one.
+    assert remembered_backend(target, None, threads=2) == "llamacpp"
+    assert remembered_backend(target, draft, threads=1) is None
+    assert remembered_backend(target, other, threads=2) is None
+    for identity in (None, "ik_llama.cpp def,"):
+        identities["ik"] = identity
+        assert remembered_backend(target, draft, threads=2) == "llamacpp"
+    (tuning.profile_directory() / "broken.json").write_text("{")
+    assert remembered_backend(target, draft, threads=2) == "llamacpp"

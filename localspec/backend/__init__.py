@@ -1,4 +1,4 @@
-"""Model files and model passes. Only this package imports llama_cpp, and only ``llamacpp`` and ``quantize`` in it."""
+"""Model files and model passes. Native libraries are loaded by ``llamacpp``, ``quantize`` and ``ik`` only."""
 
 from localspec.backend.context import Context, FlashAttention, Span, can_roll_back
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from localspec.acceptance import Interval
 from localspec.backend import FlashAttention
-from localspec.backend.llamacpp import LlamaContext
+from localspec.backend.choice import backend_in_use
+from localspec.backend.native import NativeContext
 from localspec.calibration.agreement import (
     AgreementPlan,
     KindAgreement,
@@ -163,7 +164,8 @@ def calibrate(
         if not observations:
             raise
     agreements = summarise(observations, max_draft_tokens=settings.max_draft_tokens)
-    key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads)
+    backend = backend_in_use() or "llamacpp"
+    key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads, backend=backend)
     profile = _profile(key, settings, setting, costs.curves, sampler, observations, agreements)
     one_s = costs.curves[0].seconds(1, 0)
     bandwidth = Bandwidth(bytes_per_pass(pair.target_header.path), one_s, memory)
@@ -174,8 +176,8 @@ def _phase(progress: Progress, name: str, start: float, share: float) -> Callabl
     return lambda done: progress(name, start + share * min(1.0, done))
 
 
-def _context(like: LlamaContext, setting: Setting, *, capacity: int, num_sequences: int = 1) -> LlamaContext:
-    return LlamaContext(
+def _context(like: NativeContext, setting: Setting, *, capacity: int, num_sequences: int = 1) -> NativeContext:
+    return NativeContext(
         like.model,
         capacity=capacity,
         num_sequences=num_sequences,
@@ -186,7 +188,7 @@ def _context(like: LlamaContext, setting: Setting, *, capacity: int, num_sequenc
 
 def _choose_setting(pair: LoadedPair, budget_s: float, progress: Callable[[float], None]) -> Setting:
     assert pair.draft is not None
-    contexts: dict[FlashAttention, list[LlamaContext]] = {
+    contexts: dict[FlashAttention, list[NativeContext]] = {
         kernel: [
             _context(c, Setting(pair.target.threads, kernel), capacity=min(2048, c.capacity))
             for c in (pair.target, pair.draft)
@@ -209,8 +211,8 @@ def _choose_setting(pair: LoadedPair, budget_s: float, progress: Callable[[float
 
 
 def _measure_costs(
-    target: LlamaContext,
-    draft: LlamaContext,
+    target: NativeContext,
+    draft: NativeContext,
     settings: CalibrationSettings,
     budget_s: float,
     progress: Callable[[float], None],
@@ -228,7 +230,7 @@ def _measure_costs(
 
 
 def _measure_sampler(
-    target: LlamaContext, draft: LlamaContext, settings: CalibrationSettings, encode: Callable[[Any], Sequence[int]]
+    target: NativeContext, draft: NativeContext, settings: CalibrationSettings, encode: Callable[[Any], Sequence[int]]
 ) -> SamplerCost:
     prompt = encode(settings.prompts[0].content)[: target.capacity // 4]
     steps = _QUICK_STEPS if settings.quick else _STEPS

@@ -183,7 +183,8 @@ def _pool(values: dict[str, Any], bar: _Bar) -> Iterator[Pool]:
     from localspec.batch.remote import RayPool, load_ray
 
     ray = load_ray()
-    names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
+    options = ("pair", "target", "draft", "context", "threads", "backend", "template")
+    names = {name: values.pop(name) for name in options}
     for name in ("target", "draft", "template"):
         if names[name] is not None and Path(names[name]).exists():  # workers stand in another directory
             names[name] = str(Path(names[name]).resolve())
@@ -199,7 +200,7 @@ def _drafting(values: dict[str, Any]) -> Drafting:
     template = values["template"]
     if template is not None and Path(template).is_file():
         template = f"{template} {hashlib.sha256(Path(template).read_bytes()).hexdigest()}"
-    names = ("context", "num_draft_tokens", "policy")
+    names = ("context", "backend", "num_draft_tokens", "policy")
     return (*((name, values[name]) for name in names), ("template", template))
 
 

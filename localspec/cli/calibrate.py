@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localspec.cli.backends import compare_backends
 from localspec.cli.options import candidate_options, sampling_options, sampling_params, seconds
 from localspec.cli.running import open_session, profile_options, progress_bar
 from localspec.errors import InvalidOptionError
@@ -31,6 +32,7 @@ _VALIDATION_TOKENS = 64
 @click.command()
 @candidate_options
 @sampling_options
+@click.option("--backends", metavar="NAME,...", help="Measure with each, as llamacpp,ik, and keep the faster one.")
 @click.option("--derive", metavar="TYPE,...", help="Also try these quantisations of the draft, made on the spot.")
 @click.option("--prompts", metavar="FILE", help="Measure on your own prompts: text or JSONL.")
 @click.option("--max-gamma", type=int, default=8, show_default=True, help="The longest draft to consider.")
@@ -41,6 +43,7 @@ _VALIDATION_TOKENS = 64
 @click.option("--plot", metavar="FILE", help="Write a picture (PNG or SVG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 def calibrate(
+    backends: str | None,
     derive: str | None,
     prompts: str | None,
     max_gamma: int,
@@ -58,6 +61,11 @@ def calibrate(
     (--draft A --draft B, or --derive Q4_0,Q8_0) are ranked by predicted speed.
     """
     params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
+    if backends is not None:
+        if show or plot:
+            raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
+        compare_backends(backends, as_json=as_json)
+        return
     drafts: tuple[str, ...] = values.pop("drafts")
     if show:
         _refuse_measuring(derive=derive, prompts=prompts, budget=budget, quick=quick, validate=validate, plot=plot)
@@ -185,6 +193,7 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     from localspec.tuning import profile_directory
 
     threads = values["threads"]
+    values["backend"] = _backend(values)
     session = open_session(values | {"no_draft": False}, use_profile=False)
     # What models.toml recommends for the target holds here as it does when generating.
     settings = replace(settings, params=sampling_params(dict(values), session.default_params))
@@ -210,6 +219,14 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
         with open_session(values | {"no_draft": False}) as checked, progress_bar() as progress:
             findings = replace(findings, measured=_validate(checked, settings, progress))
     return calibration, findings
+
+
+def _backend(values: dict[str, Any]) -> str:
+    """Return which backend to measure: with "auto" the one that generate and chat would use."""
+    from localspec.loading import choose_backend, find_files
+
+    files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
+    return choose_backend(values["backend"], files, threads=values["threads"])
 
 
 def _say_beside_bar(text: str) -> None:
@@ -286,7 +303,7 @@ def _rank(results: list[tuple[Calibration, Findings]]) -> None:
 
 def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> None:
     from localspec.errors import ProfileError
-    from localspec.loading import find_files
+    from localspec.loading import choose_backend, find_files
     from localspec.tuning import look_up_profile
 
     if len(drafts) > 1:
@@ -295,7 +312,8 @@ def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> Non
     files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
     if files.draft is None:
         raise InvalidOptionError("a profile belongs to a pair; name the draft with --draft, or use --pair")
-    lookup = look_up_profile(files.target, files.draft, threads=values["threads"])
+    backend = choose_backend(values["backend"], files, threads=values["threads"])
+    lookup = look_up_profile(files.target, files.draft, threads=values["threads"], backend=backend)
     if lookup.profile is None:
         raise ProfileError(f"{lookup.problem}{profile_options(values)}" if lookup.problem else "there is no profile")
     if as_json:
@@ -303,7 +321,8 @@ def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> Non
         return
     from localspec.calibration.report import wrapped
 
-    click.echo(wrapped(f"{files.target.name} with {files.draft.name}, measured {lookup.profile.created}"))
+    measured = f"measured {lookup.profile.created} with {lookup.profile.key.backend}"
+    click.echo(wrapped(f"{files.target.name} with {files.draft.name}, {measured}"))
     for line in _summary(lookup.profile):
         click.echo(line)
 

@@ -93,6 +93,14 @@ _LOADING_OPTIONS = (
         help="Tokens of prompt and answer together.",
     ),
     click.option("--threads", type=int, help="Threads per pass; default the physical cores at hand."),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "llamacpp", "ik"]),
+        default="auto",
+        show_default=True,
+        metavar="auto|llamacpp|ik",
+        help="What evaluates: llama.cpp, ik_llama.cpp, or the one that `calibrate --backends` found fastest.",
+    ),
     click.option("--template", metavar="NAME|FILE", help="A chat template, in place of the model's own."),
 )
 

@@ -38,13 +38,14 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
 
     Without a profile of the pair a line on stderr says so, unless ``say_profile`` is False.
     """
-    from localspec.backend.llamacpp import show_native_log
+    from localspec.backend.binding import show_native_log
     from localspec.session import load_pair
 
     show_native_log(is_verbose())
     use_draft, drafter = not values.pop("no_draft"), values.pop("drafter", "auto")
     named = profile_options(values)
-    names = {name: values.pop(name) for name in ("pair", "target", "draft", "context", "threads", "template")}
+    options = ("pair", "target", "draft", "context", "threads", "backend", "template")
+    names = {name: values.pop(name) for name in options}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, drafter=drafter, use_profile=use_profile, progress=True)
     if session.pair.draft is None and use_draft and session.drafter == "model":
@@ -63,7 +64,8 @@ def say(text: str) -> None:
 
 def profile_options(values: dict[str, Any]) -> str:
     """Return the options that decide which profile holds, to stand behind `localspec calibrate` in a hint."""
-    names = [(name, values[name]) for name in ("pair", "target", "draft", "threads") if values[name]]
+    names = [(name, values[name]) for name in ("pair", "target", "draft", "threads", "backend")]
+    names = [(name, value) for name, value in names if value and value != "auto"]
     return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in names)
 
 

@@ -12,6 +12,7 @@ PosixPath('/home/me/.cache/localspec/models/…')
 
 from __future__ import annotations
 
+from localspec.locations import cache_dir, config_dir
 from localspec.registry.catalog import (
     Derivation,
     HuggingFaceFile,
@@ -24,7 +25,6 @@ from localspec.registry.catalog import (
     WheelParts,
     load,
 )
-from localspec.registry.locations import cache_dir, config_dir
 from localspec.registry.progress import human_bytes
 from localspec.registry.store import Quantizer, Status, Store
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Never
 
 from localspec.errors import InvalidOptionError, ModelNotFoundError
-from localspec.registry.locations import config_dir
+from localspec.locations import config_dir
 
 __all__ = [
     "Derivation",

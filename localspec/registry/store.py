@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from filelock import FileLock, Timeout
 
 from localspec.errors import DownloadError, IntegrityError, UnsupportedModelError
+from localspec.locations import cache_dir
 from localspec.registry import huggingface, wheels
 from localspec.registry.catalog import HuggingFaceFile, LocalFile, ModelEntry, Registry, Source, WheelParts
-from localspec.registry.locations import cache_dir
 from localspec.registry.partial import PartialFile, check_space, store_errors, write_atomically
 from localspec.registry.progress import Reporter, SilentReporter, StderrReporter, human_bytes
 

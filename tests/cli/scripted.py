@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend import Span
-from localspec.backend.llamacpp import Vocabulary
+from localspec.backend.vocabulary import Vocabulary
 from localspec.sampling import LLAMACPP_DEFAULTS
 from localspec.session import Session
 from localspec.tuning import ProfileLookup

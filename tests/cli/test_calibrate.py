@@ -155,6 +155,7 @@ def test_calibrates_at_the_settings_recommended_for_the_target(monkeypatch: pyte
     measured = _Interrupted()
     monkeypatch.setattr(command, "open_session", lambda *_, **__: session)
     monkeypatch.setattr(runner, "calibrate", measured)
+    monkeypatch.setattr(command, "_backend", lambda _values: "llamacpp")
     values = {p.name: None for p in command.calibrate.params} | {"threads": None, "top_k": 30}
     with pytest.raises(KeyboardInterrupt):
         command._measure(values, runner.CalibrationSettings(), False)

