@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ READERS = [
 @pytest.mark.parametrize("read", READERS)
 def test_a_device_that_never_ends_is_refused(read):
     with pytest.raises((LocalspecError, OSError), match="is a device, and not a file"):
-        read(reading.Path("/dev/zero"))
+        read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("read", [each for each in READERS if each is not open_prompts])
