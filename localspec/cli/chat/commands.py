@@ -202,7 +202,7 @@ def _shown(settings: Settings, name: str) -> str:
     if name == "logit_bias":
         value = ", ".join(f"{token}{bias:+g}" for token, bias in value or ())
     elif name == "stop":
-        value = " ".join(json.dumps(stop, ensure_ascii=False) for stop in value)
+        value = " ".join(json.dumps(stop, ensure_ascii=False) for stop in value or ())
     elif isinstance(value, tuple):
         value = ", ".join(map(repr, value))
     return "none" if value in (None, "") else str(value)
