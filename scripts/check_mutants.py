@@ -80,7 +80,22 @@ MUTANTS = (
         "backend/native.py",
         "        if held <= length:\n",
         "        if held <= length + 1:\n",
-        ("rollback", "greedy", "generations", "endings"),
+        ("rollback",),
+    ),
+    Mutant(  # what is tried when a model is loaded stays right
+        "a single token is not taken back, and its length says it is",
+        "backend/native.py",
+        "        del self._lengths[sequence]\n        if not self._binding.truncate(",
+        "        self._lengths[sequence] = length\n"
+        "        if (length < 8 or held > length + 1) and not self._binding.truncate(",
+        ("rollback",),
+    ),
+    Mutant(
+        "a token of the text before stays in the cache",
+        "engine.py",
+        "        return min(shared, self.target.length(sequence))\n",
+        "        return min(shared + 1, self.target.length(sequence))\n",
+        ("greedy", "generations"),
     ),
     Mutant(
         "truncation leaves one token too many",
@@ -160,12 +175,66 @@ MUTANTS = (
         ("replay",),
     ),
     Mutant(
+        "the policy looks at the drawn token",
+        "drafters.py",
+        "        if not request.plan.draws("
+        "lambda: draft_confidence(row[: self._shared_size], law, request.params)):\n"
+        "            return False\n"
+        "        token = request.draw(law, len(draft.tokens))\n",
+        "        token = request.draw(law, len(draft.tokens))\n"
+        "        if not request.plan.draws(lambda: law.prob(token)):\n"
+        "            return False\n",
+        ("replay",),
+    ),
+    Mutant(
+        "the draft's temperature is applied to the target",
+        "engine.py",
+        "        laws = _Laws(logits, request.params, g.history, draft.tokens)\n",
+        "        laws = _Laws(logits, request.draft_params or request.params, g.history, draft.tokens)\n",
+        ("replay",),
+    ),
+    Mutant(
+        "copied tokens count as drawn by chance",
+        "lookup.py",
+        "        return Draft(tokens, [SparseLaw.point(token) for token in tokens])\n",
+        "        points = [SparseLaw.point(token) for token in tokens]\n"
+        "        return Draft(tokens, [SparseLaw(point.ids, point.probs / 2) for point in points])\n",
+        ("replay",),
+    ),
+    Mutant(
+        "sequences of a batch get each other's rows",
+        "engine.py",
+        "        rows = np.split(logits, ends[:-1])\n",
+        "        rows = np.split(logits, ends[:-1])[::-1]\n",
+        ("replay",),
+    ),
+    Mutant(
+        "the token rule accepts a tenth more",
+        "sampling/rules.py",
+        "            if not u[num_accepted] * q[num_accepted].prob(token) < p[num_accepted].prob(token):",
+        "            if not u[num_accepted] * q[num_accepted].prob(token) < 1.1 * p[num_accepted].prob(token):",
+        ("rule",),
+    ),
+    Mutant(
+        "the recovered token is drawn with the first acceptance's number",
+        "sampling/rules.py",
+        ".draw(float(u[-1])))",
+        ".draw(float(u[0])))",
+        ("rule", "replay"),
+    ),
+    Mutant(
         "draft and verification share their noise",
         "sampling/noise.py",
         "    VERIFY = 2\n",
         "    VERIFY = 1\n",
         ("replay",),
-        budget="90s",  # mostly hidden: what early tokens gain, late ones lose
+    ),
+    Mutant(
+        "every step draws the same noise",
+        "sampling/noise.py",
+        "    return _mix(_mix(_mix(seed + _GOLDEN) ^ position) + stream * _GOLDEN)\n",
+        "    return _mix(_mix(_mix(seed + _GOLDEN)) + stream * _GOLDEN)\n",
+        ("replay",),
     ),
     Mutant(
         "temperature has no effect after a cut",
@@ -179,6 +248,13 @@ MUTANTS = (
         "sampling/rules.py",
         "        own = p[i].race(PositionNoise(seed, position + i))\n",
         "        own = p[i].race(PositionNoise(seed, position))\n",
+        ("replay", "generations"),
+    ),
+    Mutant(
+        "the coupled rule lets the draft's token stand",
+        "sampling/rules.py",
+        "            return Verification(i, own)\n",
+        "            return Verification(i, token)\n",
         ("replay", "generations"),
     ),
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class NearTie:
 @dataclass(slots=True)
 class _Tally:
     same: int = 0
-    ties: int = 0
+    ties: list[NearTie] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
@@ -61,11 +61,15 @@ def check_greedy(subject: Subject, allowance: Allowance) -> Finding:
         num_prompts += 1
         if problems or not allowance.goes_on():
             break
-    compared = "other differences" if tally.ties else "differences"
+    compared, measured = "differences", ""
+    if tally.ties:
+        compared = "other differences"
+        margin, noise = max(tie.margin for tie in tally.ties), max(tie.noise for tie in tally.ties)
+        measured = f" (margins up to {margin:.2g} logits where passes of different sizes differ by up to {noise:.2g})"
     summary = (
         f"{num_prompts} prompts, drafts of {', '.join(map(str, lengths))}: {tally.same} tokens as without drafts"
-        f" ({tally.accepted} of {tally.drafted} drafts accepted), {tally.ties} near-ties within kernel noise,"
-        f" {len(problems) or 'no'} {compared}"
+        f" ({tally.accepted} of {tally.drafted} drafts accepted), {len(tally.ties)} near-ties within kernel noise"
+        f"{measured}, {len(problems) or 'no'} {compared}"
     )
     if not tally.accepted:
         problems.append("no drafted token was ever accepted, so nothing was tested")
@@ -98,7 +102,7 @@ def _compare(
                 f" likely where kernels differ by {tie.noise:.2g}"
             )
             return
-        tally.ties += 1
+        tally.ties.append(tie)
         start = at + 1
     problems.append(f"drafts of {gamma}: more than {_MOST_DIFFERENCES} differences in one text")
 
