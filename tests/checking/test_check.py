@@ -180,7 +180,7 @@ def test_a_draft_thrown_away_after_a_look_is_found(monkeypatch: pytest.MonkeyPat
             return False
         return goes_on
 
-    assert replay.check_replay(rows, 0.8, rounds(13), seed=0).passed
+    assert replay.check_replay(rows, 0.8, rounds(6), seed=0).passed
     monkeypatch.setattr(drafters.ModelDrafter, "_draw", draw)
     assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
 
