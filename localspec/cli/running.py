@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import is_verbose
+from localspec.wording import counted
 
 if TYPE_CHECKING:
     from localspec.generation import Stats
@@ -76,7 +77,7 @@ def profile_options(values: dict[str, Any]) -> str:
 def model_lines(session: Session) -> list[str]:
     """Return what is loaded, and what drafts."""
     pair = session.pair
-    lines = [f"Target {pair.target.model.path.stem}, {pair.target.capacity} tokens of context"]
+    lines = [f"Target {pair.target.model.path.stem}, {counted(pair.target.capacity, 'token')} of context"]
     if pair.draft is not None:
         lines.append(f"Draft  {pair.draft.model.path.stem}")
     elif session.can_draft:
@@ -125,7 +126,7 @@ def status_line(
         speedup: over plain decoding, where that was measured.
         why: the reason, if nothing was drafted.
     """
-    parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
+    parts = [f"{counted(stats.tokens, 'token')}, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
         per_step = stats.accepted / stats.steps
         parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
@@ -140,9 +141,9 @@ def status_line(
 
 def detail_line(stats: Stats, seed: int) -> str:
     """Return where the time went."""
-    drafts = f"{stats.accepted} of {stats.drafted} drafts accepted; " if stats.drafted else ""
+    drafts = f"{stats.accepted} of {counted(stats.drafted, 'draft')} accepted; " if stats.drafted else ""
     return (
-        f"{drafts}prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache),"
+        f"{drafts}prompt {counted(stats.prompt_tokens, 'token')} ({stats.reused_tokens} from the cache),"
         f" {stats.prefill_s:.2f} s;"
         f" draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s; seed {seed}"
     )
