@@ -162,6 +162,11 @@ class NativeContext:
             held = self._lengths[sequence] = self._binding.length(self._pointer, sequence)
         return held
 
+    def recount(self, sequence: int) -> int:
+        """Return the same, asking the library whatever was noted: for those who do not trust the notes."""
+        self._lengths.pop(sequence, None)
+        return self.length(sequence)
+
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of ``sequence``."""
         held = self.length(sequence)

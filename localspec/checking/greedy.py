@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class NearTie:
 @dataclass(slots=True)
 class _Tally:
     same: int = 0
-    ties: int = 0
+    ties: list[NearTie] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
@@ -64,10 +64,14 @@ def check_greedy(subject: Subject, allowance: Allowance) -> Finding:
             break
     other = "other " if tally.ties else ""
     differences = counted(len(problems), f"{other}difference") if problems else f"no {other}differences"
+    measured = ""
+    if tally.ties:
+        margin, noise = max(tie.margin for tie in tally.ties), max(tie.noise for tie in tally.ties)
+        measured = f" (margins up to {margin:.2g} logits where passes of different sizes differ by up to {noise:.2g})"
     summary = (
         f"{counted(num_prompts, 'prompt')}, drafts of {', '.join(map(str, lengths))}: {counted(tally.same, 'token')}"
         f" as without drafts ({tally.accepted} of {counted(tally.drafted, 'draft')} accepted),"
-        f" {counted(tally.ties, 'near-tie')} within kernel noise, {differences}"
+        f" {counted(len(tally.ties), 'near-tie')} within kernel noise{measured}, {differences}"
     )
     if not tally.accepted:
         problems.append("no drafted token was ever accepted, so nothing was tested")
@@ -100,7 +104,7 @@ def _compare(
                 f" likely where kernels differ by {tie.noise:.2g}"
             )
             return
-        tally.ties += 1
+        tally.ties.append(tie)
         start = at + 1
     problems.append(f"drafts of {gamma}: more than {_MOST_DIFFERENCES} differences in one text")
 

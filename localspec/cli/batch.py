@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import AutoOrNumber, generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import open_session, say
+from localspec.cli.running import MODEL_OPTIONS, open_session, say
 from localspec.errors import InvalidOptionError, StoreError
 from localspec.reading import read_whole
 from localspec.wording import counted
@@ -175,8 +175,7 @@ def _pool(values: dict[str, Any], bar: _Bar) -> Iterator[Pool]:
     from localspec.batch.remote import RayPool, load_ray
 
     ray = load_ray()
-    options = ("pair", "target", "draft", "context", "threads", "backend", "template", "drafter")
-    names = {name: values.pop(name) for name in options}
+    names = {name: values.pop(name) for name in (*MODEL_OPTIONS, "drafter")}
     for name in ("target", "draft", "template"):
         if names[name] is not None and Path(names[name]).exists():  # workers stand in another directory
             names[name] = str(Path(names[name]).resolve())

@@ -255,7 +255,7 @@ def _validate(
         trials=_VALIDATION_ROUNDS,
     )
     try:
-        cells = benchmark(session, plan, progress=progress)
+        cells = benchmark(session, plan, progress=progress).cells
     except KeyboardInterrupt:
         _say_beside_bar("interrupted: there is no validation")
         return ()

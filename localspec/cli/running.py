@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localspec.tuning import DrafterName
 
 __all__ = [
+    "MODEL_OPTIONS",
     "detail_line",
     "model_lines",
     "note",
@@ -28,8 +29,12 @@ __all__ = [
     "progress_bar",
     "say",
     "status_line",
+    "what_runs",
     "why_plain",
 ]
+
+MODEL_OPTIONS = ("pair", "target", "draft", "context", "threads", "backend", "template")
+"""What ``model_options`` adds to a command, apart from ``no_draft``: the arguments of ``load_pair``."""
 
 _PLAIN_STEPS = 3  # the pass that reads the prompt, and two that tell what plain decoding takes
 
@@ -45,8 +50,7 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
     show_native_log(is_verbose())
     use_draft, drafter = not values.pop("no_draft"), values.pop("drafter", "auto")
     named = profile_options(values)
-    options = ("pair", "target", "draft", "context", "threads", "backend", "template")
-    names = {name: values.pop(name) for name in options}
+    names = {name: values.pop(name) for name in MODEL_OPTIONS}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, drafter=drafter, use_profile=use_profile, progress=True)
     if session.pair.draft is None and use_draft and session.drafter == "model":
@@ -79,6 +83,13 @@ def model_lines(session: Session) -> list[str]:
     elif session.can_draft:
         lines.append("Draft  none: by lookup of what followed the same words before")
     return lines
+
+
+def what_runs(session: Session) -> dict[str, str]:
+    """Return the files of target and draft, and the library with its build: what a report is about."""
+    pair = session.pair
+    draft = {} if pair.draft is None else {"draft": pair.draft.model.path.name}
+    return {"target": pair.target.model.path.name, **draft, "backend": pair.target.model.binding.build()}
 
 
 def why_plain(session: Session, policy: Policy, num_steps: int, *, drafter: DrafterName | None = None) -> str:
