@@ -195,7 +195,7 @@ class _Binding:
         for part, sequence in parts:
             one = context.each[sequence]
             done.append((sequence, part.pos[0]))
-            code = int(self._native.llama_decode(one, part))
+            code = self._decode_one_sequence(one, part, context.width)
             if code != 0:  # the tokens may have their places in the cache by then
                 for touched, start in done:
                     self.truncate(context, touched, start)
@@ -207,6 +207,28 @@ class _Binding:
         if context.address is None:
             context.address = context.rows.ctypes.data
         return 0 if done else -1
+
+    def _decode_one_sequence(self, one: Any, part: Any, width: int) -> int:
+        """Decode tokens of one sequence.
+
+        The library crashes where a pass is one token given as an embedding; twice the same one goes well, and the
+        second is forgotten.
+        """
+        if part.token or part.n_tokens != 1:
+            return int(self._native.llama_decode(one, part))
+        position = part.pos[0]
+        twice = Batch(
+            n_tokens=2,
+            embd=(c_float * (2 * width))(*part.embd[:width], *part.embd[:width]),
+            pos=(c_int32 * 2)(position, position + 1),
+            n_seq_id=(c_int32 * 2)(1, 1),
+            seq_id=_ZEROS,
+            logits=(ctypes.c_int8 * 2)(part.logits[0], 0),
+        )
+        code = int(self._native.llama_decode(one, twice))
+        if code == 0:
+            self._native.llama_kv_cache_seq_rm(one, 0, position + 1, -1)
+        return code
 
     def _keep_rows(self, context: _Contexts, one: Any, part: Any, at: int) -> int:
         """Copy the rows of a part behind those of the parts before it; returns their number."""

@@ -127,7 +127,8 @@ class NativeContext:
         self.chunk = model.binding.max_pass
         self._binding = model.binding
         settings = ContextSettings(
-            capacity=capacity * num_sequences,
+            # One more for the token that a library may need beside a single embedding; see ``ik``.
+            capacity=(capacity + (model.table is not None)) * num_sequences,
             num_sequences=num_sequences,
             max_pass=self.chunk,
             threads=self.threads,
