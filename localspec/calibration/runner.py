@@ -44,6 +44,7 @@ from localspec.profile import (
 from localspec.profile import KindAgreement as ProfileAgreement
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import PROFILE_DEPTH, profile_key
+from localspec.wording import counted
 
 __all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of"]
 
@@ -125,12 +126,12 @@ def calibrate(
         encode: makes token ids of a prompt.
         threads: as asked for when the pair was loaded; part of the profile's key.
         progress: told what is going on.
-        notice: told what became of an interrupt that does not end it at once.
+        notice: told what became of an interrupt that does not end it at once, and of rows that cannot be used.
 
     Raises:
         KeyboardInterrupt: too little was measured to conclude anything.
         ContextOverflowError: a prompt leaves no room for an answer; said before anything is measured.
-        EvaluationError: a model pass failed.
+        EvaluationError: a model pass failed, or a row of the target's logits is none.
     """
     assert pair.draft is not None
     assert pair.draft_header is not None
@@ -163,6 +164,7 @@ def calibrate(
         interrupted = True
         if not observations:
             raise
+    say_undraftable(observations, notice)
     agreements = summarise(observations, max_draft_tokens=settings.max_draft_tokens)
     backend = backend_in_use() or "llamacpp"
     key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads, backend=backend)
@@ -242,8 +244,8 @@ def _agreement_room(pair: LoadedPair, lengths: Sequence[int]) -> int:
     longest = max(lengths)
     if longest >= pair.target.capacity:
         raise ContextOverflowError(
-            f"a prompt has {longest} tokens and the context holds {pair.target.capacity}, one of them for the answer;"
-            " shorten the prompt, or use a larger --ctx"
+            f"a prompt has {counted(longest, 'token')} and the context holds {pair.target.capacity}, one of them for"
+            " the answer; shorten the prompt, or use a larger --ctx"
         )
     answered = min(longest + AgreementPlan().tokens_per_prompt, pair.target.capacity)
     return max(_AGREEMENT_CONTEXT, answered)
@@ -304,7 +306,7 @@ def _profile(
         threads=setting.threads,
         flash_attention=setting.flash_attention,
         agreement=tuple(_for_profile(a) for a in agreements),
-        confidence=tuple(_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
+        confidence=tuple(fitted_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
         draft_temperatures=tuple(
             DraftTemperatureAt(d.temperature, d.draft_temperature) for d in best_draft_temperatures(observations)
         ),
@@ -333,11 +335,22 @@ def predictor(profile: Profile) -> Callable[[Sequence[float]], tuple[float, ...]
     )
 
 
-def _confidence(observations: Sequence[Observation], temperature: float) -> ConfidenceAt:
+def fitted_confidence(observations: Sequence[Observation], temperature: float) -> ConfidenceAt:
+    """Fit confidence to acceptance where there was a law to be confident in."""
     chosen = [o for o in observations if o.temperature == temperature]
-    confidence = [float(c) for o in chosen for c in o.confidence]
-    overlap = [float(a) for o in chosen for a in o.overlap]
+    pairs = [(float(c), float(a)) for o in chosen for c, a in zip(o.confidence, o.overlap, strict=True) if c > 0]
+    confidence, overlap = zip(*(pairs or [(0.0, 0.0)]), strict=True)
     return ConfidenceAt(temperature, fit_confidence(confidence, overlap))
+
+
+def say_undraftable(observations: Sequence[Observation], notice: Callable[[str], None]) -> None:
+    """Say at how many positions the draft had no usable logits, if at any."""
+    if number := sum(o.num_undraftable for o in observations):
+        tokens = counted(sum(len(o.transcript) for o in observations), "token")
+        notice(
+            f"at {number} of {tokens} the draft model computed no usable logits (NaN, or nothing finite): nothing can"
+            " be drafted there, and so it is counted"
+        )
 
 
 def _for_profile(agreement: KindAgreement) -> ProfileAgreement:

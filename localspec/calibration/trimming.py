@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.backend.cut import check_cuttable, write_cut
@@ -21,6 +21,7 @@ from localspec.registry.partial import check_space, store_errors
 __all__ = ["TrimmedDraft", "derived_path", "library_text", "prompt_texts", "read_text", "trim"]
 
 _LIBRARY_CHARACTERS = 3_000_000
+_LIBRARY_SHARE = 4  # of all ids kept, one in so many at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
     check_cuttable(source)
     header = read_header(source)
     use = count_tokens(source, [texts, [library_text()]])
+    # Of the library its frequent tokens only: the others are its own names, and the lowest ids do better than those.
+    use = replace(use, rankings=(use.rankings[0], use.rankings[1][: keep // _LIBRARY_SHARE]))
     types = read_numbers(header.token_types) if header.token_types else ()
     kept = choose_ids(use, keep=keep, vocabulary_size=header.vocabulary_size, token_types=types)
     name = f"{source.stem}-cut{keep}-{hashlib.sha256(kept.tobytes()).hexdigest()[:8]}.gguf"

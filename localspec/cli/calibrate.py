@@ -249,7 +249,7 @@ def _validate(
         trials=_VALIDATION_ROUNDS,
     )
     try:
-        cells = benchmark(session, plan, progress=progress)
+        cells = benchmark(session, plan, progress=progress).cells
     except KeyboardInterrupt:
         _say_beside_bar("interrupted: there is no validation")
         return ()
@@ -342,19 +342,20 @@ def _advice(verdict: Verdict | None) -> str:
     if verdict is None:
         return "-"
     best = verdict.best_num_draft_tokens
-    return f"{best} ({verdict.predicted_speedup[best]:.2f})" if best else "none"
+    return f"{best} ({verdict.speedup:.2f})" if best else "none"
 
 
 def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:
     from dataclasses import asdict
 
     from localspec.calibration.report import choose, verdict
+    from localspec.profile import best
 
     pooled = findings.at_temperature()[-1]
     tokens_per_step = pooled.under(findings.rule).tokens_per_step
     speedups = findings.speedups(tokens_per_step)
     return {
-        "best_num_draft_tokens": max(range(len(speedups)), key=lambda gamma: (speedups[gamma], -gamma)),
+        "best_num_draft_tokens": best(speedups),
         "predicted_speedup": list(speedups),
         "cost_ratio": findings.cost_ratio,
         "verify_cost": list(findings.verify_cost),
