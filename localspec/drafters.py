@@ -13,12 +13,22 @@ from numpy.typing import NDArray
 from localspec.backend import Context, Span
 from localspec.errors import InvalidLogitsError
 from localspec.policy import DraftPlan
-from localspec.sampling import Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
+from localspec.sampling import Ids, Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
 
 Row = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
-__all__ = ["Draft", "DraftRequest", "Drafter", "ModelDrafter", "chunk_size", "draft_confidence", "read_ahead"]
+__all__ = [
+    "Draft",
+    "DraftRequest",
+    "Drafter",
+    "ModelDrafter",
+    "chunk_size",
+    "draft_confidence",
+    "law_maker",
+    "read_ahead",
+    "shared_width",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,17 @@ def chunk_size(context: Context, progress: Progress | None) -> int:
     return context.chunk if progress is None else max(1, context.chunk // 4)
 
 
+def law_maker(context: Context) -> Callable[[Row, SamplingParams, Sequence[int] | Ids], Law]:
+    """Return what makes laws over ids of rows that ``context`` gave: ``make_law``, or the same by kept ids."""
+    return make_law if context.kept_ids is None else context.kept_ids.make_law
+
+
+def shared_width(context: Context, vocabulary_size: int) -> int:
+    """Return how many columns of a row of ``context`` are of ids below ``vocabulary_size``; those come first."""
+    kept = context.kept_ids
+    return min(vocabulary_size, context.vocabulary_size) if kept is None else kept.columns_below(vocabulary_size)
+
+
 def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:
     """Return the largest probability of a draft law; for a greedy one, of what ``row`` says at temperature 1."""
     return make_law(row, SamplingParams()).confidence if params.greedy else law.confidence
@@ -127,7 +148,8 @@ class ModelDrafter:
 
     def __init__(self, context: Context, *, vocabulary_size: int, ends_generation: Callable[[int], bool]) -> None:
         self.context = context
-        self._shared_size = min(vocabulary_size, context.vocabulary_size)
+        self._width = shared_width(context, vocabulary_size)
+        self._make_law = law_maker(context)
         self._ends_generation = ends_generation
 
     def prefill(self, sequence: int, history: Sequence[int], *, limit: int) -> None:
@@ -178,10 +200,10 @@ class ModelDrafter:
     def _draw(self, request: DraftRequest, draft: Draft, recent: RecentTokens, row: Row) -> bool:
         """Extend ``draft`` by a token drawn from ``row``; return whether another may follow."""
         try:
-            law = make_law(row[: self._shared_size], request.params, recent.then(draft.tokens))
+            law = self._make_law(row[: self._width], request.params, recent.then(draft.tokens))
         except InvalidLogitsError:
             return False  # the target's rows decide what becomes of the step
-        if not request.plan.draws(lambda: draft_confidence(row[: self._shared_size], law, request.params)):
+        if not request.plan.draws(lambda: draft_confidence(row[: self._width], law, request.params)):
             return False
         token = request.draw(law, len(draft.tokens))
         draft.tokens.append(token)

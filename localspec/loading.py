@@ -12,9 +12,9 @@ from localspec.backend import can_roll_back
 from localspec.backend.choice import BackendChoice, BackendName, backend_in_use, check_backend, load_binding
 from localspec.backend.compatibility import check_compatible
 from localspec.backend.model_header import ModelHeader, read_header
-from localspec.backend.native import NativeContext, NativeModel
+from localspec.backend.native import NativeContext, NativeModel, reads_embeddings
 from localspec.backend.quantize import quantize
-from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
+from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError, UnsupportedModelError
 from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile, remembered_backend
@@ -151,6 +151,11 @@ def load_models(
     files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
     chosen = choose_backend(backend, files, threads=threads, use_profile=use_profile)
     target_header = read_header(files.target)
+    if target_header.kept_ids is not None:
+        raise UnsupportedModelError(
+            f"{files.target} has logits for {target_header.kept_ids.count:,} ids only, of"
+            f" {target_header.vocabulary_size:,}: it can draft, not answer; name it as --draft"
+        )
     draft_header = read_header(files.draft) if files.draft else None
     headers = [target_header]
     if draft_header is not None:
@@ -167,6 +172,7 @@ def load_models(
     if len(contexts) > 1:
         for loaded, header in zip(contexts, headers, strict=True):
             check_rollback(loaded, header)
+        check_embeddings(contexts[1])
     draft_context = contexts[1] if len(contexts) > 1 else None
     return LoadedPair(contexts[0], draft_context, target_header, draft_header, lookup, files.sampling)
 
@@ -244,6 +250,19 @@ def check_rollback(context: NativeContext, header: ModelHeader) -> None:
         raise RollbackError(
             f"{header.path.name} ({header.architecture}) cannot take tokens back, so nothing can be drafted for it or"
             " by it; use the target without a draft (--no-draft)"
+        )
+
+
+def check_embeddings(context: NativeContext) -> None:
+    """Try whether an empty context over a cut vocabulary takes embeddings as it takes ids.
+
+    Raises:
+        UnsupportedModelError: it does not, so it would not know the tokens it has no logits for.
+    """
+    if not reads_embeddings(context):
+        raise UnsupportedModelError(
+            f"{context.model.path.name}: {context.model.binding.name} does not read embeddings of this architecture"
+            " as it reads ids, so that its vocabulary cannot be cut; draft with the whole model"
         )
 
 

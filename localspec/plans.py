@@ -169,6 +169,7 @@ class PlannedContext:
         self.context = context
         self.plan = plan
         self.vocabulary_size = context.vocabulary_size
+        self.kept_ids = context.kept_ids
         self.capacity = context.capacity
         self.num_sequences = context.num_sequences
         self.chunk = context.chunk

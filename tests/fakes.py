@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from localspec.backend import Span
 from localspec.drafters import Draft, DraftRequest
 from localspec.errors import EvaluationError, RollbackError
-from localspec.sampling import Law, SparseLaw
+from localspec.sampling import KeptIds, Law, SparseLaw
 
 Prefix = Sequence[int]
 
@@ -114,6 +114,7 @@ class FakeContext:
         rollback: "refused" raises on a partial truncation; "wrong" takes it, and goes on with a state that still
             knows the forgotten tokens, as a recurrent model would.
         spoil: tells by the prefix what a row is filled with instead of logits; None leaves it alone.
+        kept: ids that it has logits for, by default all.
     """
 
     shares_passes = True
@@ -128,9 +129,11 @@ class FakeContext:
         failure: Failure | None = None,
         rollback: Literal["sound", "refused", "wrong"] = "sound",
         spoil: Callable[[Prefix], float | None] = lambda prefix: None,
+        kept: Sequence[int] | None = None,
     ) -> None:
         self.model = model
-        self.vocabulary_size = model.vocabulary_size
+        self.kept_ids = None if kept is None else KeptIds(np.array(kept, np.int64), model.vocabulary_size)
+        self.vocabulary_size = model.vocabulary_size if kept is None else len(kept)
         self.capacity = capacity
         self.num_sequences = num_sequences
         self.chunk = chunk
@@ -194,7 +197,10 @@ class FakeContext:
     def _row(self, sequence: int) -> NDArray[np.float32]:
         prefix = self._scars[sequence] if self.rollback == "wrong" else self.held[sequence]
         spoiled = self.spoil(prefix)
-        return self.model.logits(prefix) if spoiled is None else np.full(self.vocabulary_size, spoiled, np.float32)
+        if spoiled is not None:
+            return np.full(self.vocabulary_size, spoiled, np.float32)
+        logits = self.model.logits(prefix)
+        return logits if self.kept_ids is None else logits[self.kept_ids.ids]
 
     def _check(self, batch: Sequence[Span]) -> None:
         assert batch, "an empty batch"
@@ -203,7 +209,7 @@ class FakeContext:
         for span in batch:
             assert span.tokens, "a span without tokens"
             assert 0 <= span.rows <= len(span.tokens) - span.padding, "rows out of range"
-            assert all(0 <= token < self.vocabulary_size for token in span.tokens), f"ids {span.tokens}"
+            assert all(0 <= token < self.model.vocabulary_size for token in span.tokens), f"ids {span.tokens}"
             if self.length(span.sequence) + len(span.tokens) > self.capacity:
                 raise EvaluationError(f"{span.tokens} exceed the context of {self.capacity}")
 

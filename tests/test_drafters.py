@@ -207,3 +207,54 @@ def test_a_probe_that_fails_leaves_the_sequence_empty() -> None:
 def test_a_point_mass_is_kept_as_such() -> None:
     (draft,) = drafter(FakeContext(MODEL)).draft([request([1], 1)])
     assert isinstance(draft.laws[0], SparseLaw)
+
+
+# --- a cut vocabulary ---------------------------------------------------------------------------------------------
+
+
+def test_a_cut_draft_proposes_kept_ids_and_reads_all() -> None:
+    """G-test of two drafted tokens against the laws that are left, 3,000 positions; false alarm 1e-3."""
+    kept = [1, 2, 4]
+    context = FakeContext(MODEL, capacity=10, kept=kept)
+    drawn = []
+    for position in range(3000):
+        context.truncate(0, 0)
+        noise = StepNoise(9, position, Stream.DRAFT)
+        asked = request([0, 3], 2, params=SamplingParams(), noise=noise)
+        (draft,) = drafter(context).draft([asked])
+        drawn.append(tuple(draft.tokens))
+        for number, law in enumerate(draft.laws):
+            left = cut_law([0, 3, *draft.tokens[:number]], kept)
+            np.testing.assert_allclose(law.dense(6), left, rtol=1e-5)
+    assert context.held[0][:2] == [0, 3]  # ids that it cannot propose
+    first = cut_law([0, 3], kept)
+    joint = {(a, b): first[a] * cut_law([0, 3, a], kept)[b] for a in kept for b in kept}
+    assert g_test(drawn, joint) > 1e-3
+
+
+def cut_law(prefix: Sequence[int], kept: Sequence[int]) -> np.ndarray:
+    law = np.zeros(6)
+    law[list(kept)] = MODEL.law(prefix)[list(kept)]
+    return law / law.sum()
+
+
+def test_a_cut_draft_keeps_to_what_the_target_knows() -> None:
+    context = FakeContext(MODEL, kept=[1, 2, 4])
+    for start in range(4):
+        context.truncate(0, 0)
+        (draft,) = drafter(context, vocabulary_size=4).draft([request([start, 1], 3, params=SamplingParams())])
+        assert set(draft.tokens) <= {1, 2}
+
+
+def test_penalties_bias_and_bans_reach_a_cut_draft_by_id() -> None:
+    params = SamplingParams(presence_penalty=100, logit_bias={4: 50.0, 0: 90.0}, banned=(3,))
+    (draft,) = drafter(FakeContext(MODEL, kept=[1, 2, 4])).draft([request([0, 4], 1, params=params)])
+    assert draft.laws[0].prob(4) < 1e-9  # biased up, penalised down
+    (biased,) = drafter(FakeContext(MODEL, kept=[1, 2, 4])).draft(
+        [request([0, 1], 1, params=SamplingParams(logit_bias={4: 50.0, 0: 90.0}))]
+    )
+    assert biased.tokens == [4]
+    (banned,) = drafter(FakeContext(MODEL, kept=[1, 2, 4])).draft(
+        [request([0, 1], 1, params=SamplingParams(banned=(1, 2, 3)))]
+    )
+    assert banned.tokens == [4]

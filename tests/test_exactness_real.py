@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from localspec.backend import Span
+from localspec.backend.cut import write_cut
 from localspec.backend.native import NativeContext, NativeModel
 from localspec.drafters import Drafter, ModelDrafter, read_ahead
 from localspec.engine import Engine
@@ -181,6 +182,27 @@ def test_a_model_accepts_its_own_drafts(smollm2: NativeModel, num_draft_tokens: 
         for emitted in before_rejections(target, draft, prompt, num_draft_tokens):
             tie = near_tie(target, prompt, emitted, num_draft_tokens + 1)
             assert tie.excuses, f"a draft was rejected after {len(emitted)} tokens, {tie}"
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+def test_greedy_speculation_with_a_cut_vocabulary(
+    smollm2: NativeModel, smollm2_path: Path, tmp_path: Path, num_draft_tokens: int
+) -> None:
+    """The model drafts for itself, without a third of what it will say: that is rejected, and the text the same."""
+    prompts = [smollm2.vocabulary.tokenize(text) for text in (PROSE, LIST, EDIT)]
+    target = NativeContext(smollm2, capacity=256, threads=1)
+    plain = [run(target, None, prompt, 0, MAX_TOKENS).tokens for prompt in prompts]
+    missing = sorted({token for tokens in plain for token in tokens})[::3]
+    write_cut(smollm2_path, tmp_path / "cut.gguf", np.setdiff1d(np.arange(16384), missing), text="all but a third")
+    draft = NativeContext(open_model(tmp_path / "cut.gguf"), capacity=256, threads=1)
+    accepted = rejected = 0
+    for prompt, expected in zip(prompts, plain, strict=True):
+        generation = run(target, drafter_on(draft, target), prompt, num_draft_tokens, MAX_TOKENS)
+        check_same(expected, generation.tokens, prompt, target, num_draft_tokens + 1)
+        accepted += generation.stats.accepted
+        rejected += generation.stats.drafted - generation.stats.accepted
+    assert accepted > 0
+    assert rejected > 0
 
 
 def before_rejections(

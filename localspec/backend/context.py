@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # what only reads headers does without numpy
     import numpy as np
     from numpy.typing import NDArray
 
+    from localspec.sampling import KeptIds
+
 __all__ = ["Context", "FlashAttention", "Span", "can_roll_back"]
 
 FlashAttention = Literal["auto", "on", "off"]
@@ -42,6 +44,8 @@ class Context(Protocol):
 
     Attributes:
         vocabulary_size: V, the width of a row of logits.
+        kept_ids: which ids the columns of a row are of, if the model has a cut vocabulary; it reads the others
+            nonetheless. None if column i is of the id i.
         capacity: the most tokens a sequence can hold.
         num_sequences: sequences are numbered from 0 below this.
         chunk: tokens evaluated in one go; the granularity at which an interrupt is noticed.
@@ -49,6 +53,8 @@ class Context(Protocol):
 
     @property
     def vocabulary_size(self) -> int: ...  # noqa: D102 — described above
+    @property
+    def kept_ids(self) -> KeptIds | None: ...  # noqa: D102
     @property
     def capacity(self) -> int: ...  # noqa: D102
     @property

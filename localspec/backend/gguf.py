@@ -14,7 +14,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "CUT_IDS",
+    "TENSOR_TYPES",
     "ArrayView",
     "GGUFFile",
     "TensorInfo",
@@ -34,6 +36,9 @@ __all__ = [
     "read_raw",
     "read_strings",
 ]
+
+CUT_IDS: Final = "localspec.cut.ids"
+"""The entry that only a model with a cut vocabulary has: the ids it has logits for."""
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -46,8 +51,7 @@ _SCALARS: Final = {
     }.items()
 }  # fmt: skip
 
-# Tensor type: name, elements per block, bytes per block.
-_TENSOR_TYPES: Final = {
+TENSOR_TYPES: Final = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84),
     11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
@@ -57,6 +61,7 @@ _TENSOR_TYPES: Final = {
     28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
+"""Tensor type: name, elements per block, bytes per block."""
 
 # The limits llama.cpp sets (names, dimensions) or that no real file comes near (the rest).
 _MAX_KEY_BYTES: Final = 65_535
@@ -96,12 +101,13 @@ Value = bool | int | float | str | ArrayView
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its shape with the row length first, its type, and the bytes its data take."""
+    """One tensor: its shape with the row length first, its type, and where in the file its data are."""
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     data_bytes: int
+    start: int
 
     @property
     def elements(self) -> int:
@@ -111,13 +117,17 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """What a GGUF file declares. Arrays are views; see :func:`read_strings` and :func:`read_numbers`."""
+    """What a GGUF file declares. Arrays are views; see :func:`read_strings` and :func:`read_numbers`.
+
+    ``entries`` tells which bytes of the file, [start, end), hold each entry of the metadata, its key included.
+    """
 
     path: Path
     version: int
     file_bytes: int
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
+    entries: Mapping[str, tuple[int, int]]
 
 
 class _Cut(Exception):
@@ -199,14 +209,17 @@ def read_gguf(path: str | Path) -> GGUFFile:
             version = _check_preamble(cursor)
             tensor_count, key_count = cursor.count(), cursor.count()
             metadata: dict[str, Value] = {}
+            entries: dict[str, tuple[int, int]] = {}
             for index in range(_plausible(cursor, key_count, 13, "metadata entries")):
                 where = f"metadata entry {index + 1} of {key_count}"
+                start = cursor.position
                 key = cursor.text(_MAX_KEY_BYTES, "a metadata key")
                 where += f", {key!r}"
                 if key in metadata:
                     raise _damaged(path, f"{key!r} appears twice")
                 metadata[key] = cursor.value(key)
-            places = []
+                entries[key] = start, cursor.position
+            places: list[tuple[TensorInfo, int]] = []
             for index in range(_plausible(cursor, tensor_count, 24, "tensors")):
                 where = f"tensor {index + 1} of {tensor_count}"
                 places.append(_read_tensor(cursor))
@@ -214,8 +227,8 @@ def read_gguf(path: str | Path) -> GGUFFile:
             raise InvalidModelFileError(
                 f"{path} is cut short or damaged: its {cursor.size:,} bytes end inside {where}; {_AGAIN}"
             ) from None
-        _check_extents(cursor, metadata, places)
-        return GGUFFile(path, version, cursor.size, metadata, tuple(tensor for tensor, _ in places))
+        tensors = _placed(cursor, metadata, places)
+        return GGUFFile(path, version, cursor.size, metadata, tensors, entries)
 
 
 def read_strings(view: ArrayView) -> list[bytes]:
@@ -307,16 +320,18 @@ def _read_tensor(cursor: _Cursor) -> tuple[TensorInfo, int]:
         raise _damaged(cursor.path, f"tensor {name!r} has {dimensions} dimensions")
     shape = tuple(cursor.count() for _ in range(dimensions))
     type_code, offset = cursor.count(_U32), cursor.count()
-    if type_code not in _TENSOR_TYPES:
+    if type_code not in TENSOR_TYPES:
         raise _damaged(cursor.path, f"tensor {name!r} has type {type_code}, which this localspec does not know")
-    type_name, block_elements, block_bytes = _TENSOR_TYPES[type_code]
+    type_name, block_elements, block_bytes = TENSOR_TYPES[type_code]
     if 0 in shape or shape[0] % block_elements:
         raise _damaged(cursor.path, f"tensor {name!r} of type {type_name} has the shape {shape}")
-    return TensorInfo(name, shape, type_name, prod(shape) // block_elements * block_bytes), offset
+    return TensorInfo(name, shape, type_name, prod(shape) // block_elements * block_bytes, 0), offset
 
 
-def _check_extents(cursor: _Cursor, metadata: Mapping[str, Value], places: list[tuple[TensorInfo, int]]) -> None:
-    """Check that every tensor's data lie inside the file."""
+def _placed(
+    cursor: _Cursor, metadata: Mapping[str, Value], places: list[tuple[TensorInfo, int]]
+) -> tuple[TensorInfo, ...]:
+    """Return the tensors with the places of their data, which must lie inside the file."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _damaged(cursor.path, f"'general.alignment' is {alignment!r}, not a power of two")
@@ -330,6 +345,7 @@ def _check_extents(cursor: _Cursor, metadata: Mapping[str, Value], places: list[
                 f"{cursor.path} is cut short: it has {cursor.size:,} bytes, and the data of tensor "
                 f"{tensor.name!r} end at byte {end:,}; {_AGAIN}"
             )
+    return tuple(replace(tensor, start=start + offset) for tensor, offset in places)
 
 
 def _damaged(path: Path, what: str) -> InvalidModelFileError:

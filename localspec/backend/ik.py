@@ -43,6 +43,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_log_set": (None, (_Log, c_void_p)),
     "llama_model_default_params": (ModelParams, ()),
     "llama_model_has_recurrent": (c_bool, (c_void_p,)),
+    "llama_model_n_embd": (c_int32, (c_void_p,)),
     "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
     "llama_n_ctx_train": (c_int32, (c_void_p,)),
     "llama_n_vocab": (c_int32, (c_void_p,)),
@@ -160,7 +161,9 @@ class _Binding:
                 self._free(contexts)
                 return None
             contexts.append(context)
-        return _Contexts(contexts, settings.max_pass, self.num_tokens(model))
+        return _Contexts(
+            contexts, settings.max_pass, self.num_tokens(model), int(self._native.llama_model_n_embd(model))
+        )
 
     def free_context(self, context: _Contexts) -> None:
         self._free(context.each)
@@ -188,11 +191,11 @@ class _Binding:
     def decode(self, context: _Contexts, batch: Any) -> int:
         num_rows, done = 0, list[tuple[int, int]]()
         context.address = None
-        parts = _by_sequence(batch) if len(context.each) > 1 else [(batch, 0)]
+        parts = _by_sequence(batch, context.width) if len(context.each) > 1 else [(batch, 0)]
         for part, sequence in parts:
             one = context.each[sequence]
             done.append((sequence, part.pos[0]))
-            code = int(self._native.llama_decode(one, part))
+            code = self._decode_one_sequence(one, part, context.width)
             if code != 0:  # the tokens may have their places in the cache by then
                 for touched, start in done:
                     self.truncate(context, touched, start)
@@ -204,6 +207,28 @@ class _Binding:
         if context.address is None:
             context.address = context.rows.ctypes.data
         return 0 if done else -1
+
+    def _decode_one_sequence(self, one: Any, part: Any, width: int) -> int:
+        """Decode tokens of one sequence.
+
+        The library crashes where a pass is one token given as an embedding; twice the same one goes well, and the
+        second is forgotten.
+        """
+        if part.token or part.n_tokens != 1:
+            return int(self._native.llama_decode(one, part))
+        position = part.pos[0]
+        twice = Batch(
+            n_tokens=2,
+            embd=(c_float * (2 * width))(*part.embd[:width], *part.embd[:width]),
+            pos=(c_int32 * 2)(position, position + 1),
+            n_seq_id=(c_int32 * 2)(1, 1),
+            seq_id=_ZEROS,
+            logits=(ctypes.c_int8 * 2)(part.logits[0], 0),
+        )
+        code = int(self._native.llama_decode(one, twice))
+        if code == 0:
+            self._native.llama_kv_cache_seq_rm(one, 0, position + 1, -1)
+        return code
 
     def _keep_rows(self, context: _Contexts, one: Any, part: Any, at: int) -> int:
         """Copy the rows of a part behind those of the parts before it; returns their number."""
@@ -225,8 +250,9 @@ class _Contexts:
     beyond is not attended to.
     """
 
-    def __init__(self, each: list[Any], max_rows: int, vocabulary_size: int) -> None:
+    def __init__(self, each: list[Any], max_rows: int, vocabulary_size: int, width: int) -> None:
         self.each = each
+        self.width = width  # of an embedding
         self.rows = np.empty((max_rows if len(each) > 1 else 0, vocabulary_size), np.float32)
         self.address: int | None = None
 
@@ -235,7 +261,7 @@ _ZERO = c_int32(0)
 _ZEROS = (POINTER(c_int32) * 512)(*[ctypes.pointer(_ZERO)] * 512)
 
 
-def _by_sequence(batch: Any) -> Iterator[tuple[Any, int]]:
+def _by_sequence(batch: Any, width: int) -> Iterator[tuple[Any, int]]:
     """Cut a batch where the sequence changes; each part is of sequence 0, and comes with its real number."""
     start = 0
     while start < batch.n_tokens:
@@ -246,6 +272,7 @@ def _by_sequence(batch: Any) -> Iterator[tuple[Any, int]]:
         part = Batch(
             n_tokens=end - start,
             token=_from(batch.token, start),
+            embd=_from(batch.embd, start * width),
             pos=_from(batch.pos, start),
             n_seq_id=_from(batch.n_seq_id, start),
             seq_id=_ZEROS,
@@ -256,7 +283,9 @@ def _by_sequence(batch: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _from(array: Any, start: int) -> Any:
-    """Return a C array from its element ``start`` on."""
+    """Return a C array from its element ``start`` on; NULL of NULL."""
+    if not array:
+        return None
     size = ctypes.sizeof(array._type_)
     return ctypes.cast(ctypes.addressof(array.contents) + start * size, type(array))
 

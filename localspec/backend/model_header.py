@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Never
 
-from localspec.backend.gguf import ArrayView, GGUFFile, read_gguf, read_numbers
+from localspec.backend.gguf import CUT_IDS, ArrayView, GGUFFile, read_gguf, read_numbers
 from localspec.errors import InvalidModelFileError, UnsupportedModelError
 
 __all__ = ["CACHE_PADDING", "ModelHeader", "read_header"]
@@ -41,7 +41,8 @@ class ModelHeader:
 
     ``file_type`` is the quantisation the file was made as ("Q4_K_M"), ``tensor_type`` the type that holds
     most of its bytes ("Q4_K"). ``head_count_kv`` has one entry per layer; a layer without attention has 0.
-    ``memory`` says what the model remembers tokens by.
+    ``memory`` says what the model remembers tokens by. ``kept_ids`` are those that a model with a cut vocabulary has
+    logits for; everything else, ``tokens`` too, is about the vocabulary before the cut.
     """
 
     path: Path
@@ -70,10 +71,11 @@ class ModelHeader:
     memory: Literal["attention", "hybrid", "recurrent"]
     tokens: ArrayView
     token_types: ArrayView | None
+    kept_ids: ArrayView | None = None
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids, which is the width of a row of logits."""
+        """Number of token ids."""
         return self.tokens.count
 
     @property
@@ -101,7 +103,7 @@ class ModelHeader:
 
     def logits_bytes(self, rows: int) -> int:
         """Bytes of ``rows`` rows of float32 logits."""
-        return rows * self.vocabulary_size * _F32_BYTES
+        return rows * (self.kept_ids or self.tokens).count * _F32_BYTES
 
 
 def read_header(path: str | Path) -> ModelHeader:
@@ -113,7 +115,11 @@ def read_header(path: str | Path) -> ModelHeader:
     fields = _Fields(read_gguf(path))
     file = fields.file
     architecture = fields.required_text("general.architecture")
-    tokens = fields.array("tokenizer.ggml.tokens")
+    kept = fields.array(CUT_IDS)
+    vocabulary = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+    if kept is not None:
+        vocabulary = ("localspec.cut.tokens", "localspec.cut.token_types")
+    tokens = fields.array(vocabulary[0])
     if tokens is None or not tokens.count or not file.tensors:
         kind = fields.text("general.type") or architecture
         raise UnsupportedModelError(f"{path} ({kind}) is no language model: it lacks a vocabulary or weights")
@@ -135,8 +141,8 @@ def read_header(path: str | Path) -> ModelHeader:
         weight_bytes=sum(tensor.data_bytes for tensor in file.tensors),
         tokenizer_model=tokenizer,
         tokenizer_pre=pre,
-        bos_id=fields.number("tokenizer.ggml.bos_token_id"),
-        eos_id=fields.number("tokenizer.ggml.eos_token_id"),
+        bos_id=_whole_id(fields.number("tokenizer.ggml.bos_token_id"), kept),
+        eos_id=_whole_id(fields.number("tokenizer.ggml.eos_token_id"), kept),
         add_bos=fields.flag(
             "tokenizer.ggml.add_bos_token", tokenizer in _BOS_BY_DEFAULT or pre in _BOS_BY_DEFAULT_PRE
         ),
@@ -152,8 +158,17 @@ def read_header(path: str | Path) -> ModelHeader:
         sliding_window=fields.number(f"{architecture}.attention.sliding_window") or None,
         memory=_memory(file, architecture, head_count_kv),
         tokens=tokens,
-        token_types=fields.array("tokenizer.ggml.token_type"),
+        token_types=fields.array(vocabulary[1]),
+        kept_ids=kept,
     )
+
+
+def _whole_id(token: int | None, kept: ArrayView | None) -> int | None:
+    """Return the id in the whole vocabulary of what a file numbers by its own."""
+    if token is None or kept is None:
+        return token
+    ids = read_numbers(kept)
+    return int(ids[token]) if token < len(ids) else None
 
 
 def _file_type(fields: _Fields) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from localspec.backend.binding import Binding, ContextSettings, forget_log, last_error
 from localspec.backend.context import FlashAttention, Span
+from localspec.backend.cut import CutTable, open_cut
 from localspec.backend.interrupts import deferred_interrupts
 from localspec.backend.memory import MappingTrimmer
 from localspec.backend.threads import usable_cores
@@ -27,7 +28,7 @@ from localspec.errors import (
 )
 from localspec.wording import counted
 
-__all__ = ["Batch", "NativeContext", "NativeModel", "Vocabulary"]
+__all__ = ["Batch", "CutBatch", "NativeContext", "NativeModel", "Vocabulary", "reads_embeddings"]
 
 _MAX_THREADS = 512  # ggml's own limit: thousands take minutes for a token, and beyond 32 bits a number wraps
 
@@ -47,11 +48,16 @@ class NativeModel:
         path: the file; its header should have been read and checked before.
         binding: the library that loads it.
 
+    Attributes:
+        vocabulary: the model's; of a cut one, numbered by the ids it kept, so that it says nothing about text.
+        table: of a model with a cut vocabulary, the embeddings of all ids; None of any other.
+
     Raises:
         UnsupportedModelError: the library refused the file.
     """
 
     def __init__(self, path: Path, binding: Binding) -> None:
+        self.table = open_cut(path)
         trimmer = MappingTrimmer(path)
         forget_log()
         with deferred_interrupts() as interrupted:
@@ -117,10 +123,13 @@ class NativeContext:
         self.num_sequences = num_sequences
         self.threads = _check_threads(usable_cores() if threads is None else threads)
         self.vocabulary_size = model.vocabulary.size
+        self.kept_ids = model.table.kept if model.table else None
+        self._num_ids = self.kept_ids.vocabulary_size if self.kept_ids else self.vocabulary_size
         self.chunk = model.binding.max_pass
         self._binding = model.binding
         settings = ContextSettings(
-            capacity=capacity * num_sequences,
+            # One more for the token that a library may need beside a single embedding; see ``ik``.
+            capacity=(capacity + (model.table is not None)) * num_sequences,
             num_sequences=num_sequences,
             max_pass=self.chunk,
             threads=self.threads,
@@ -134,7 +143,7 @@ class NativeContext:
                 f" {last_error(self._binding.name)}; use a smaller --ctx"
             )
         self._pointer = pointer
-        self._batch = Batch(self.chunk, self._binding.batch_type)
+        self._batch = _batch_for(model, self.chunk)
         self._lengths: dict[int, int] = {}  # of sequences that nothing has touched since they were asked for
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, self._binding.free_context, pointer)
@@ -207,8 +216,8 @@ class NativeContext:
                 raise EvaluationError(
                     f"{start} + {len(span.tokens)} tokens exceed the context of {self.capacity}; use a larger --ctx"
                 )
-            if bad := [token for token in span.tokens if not 0 <= token < self.vocabulary_size]:
-                raise EvaluationError(f"the token id {bad[0]} is not in 0..{self.vocabulary_size - 1}")
+            if bad := [token for token in span.tokens if not 0 <= token < self._num_ids]:
+                raise EvaluationError(f"the token id {bad[0]} is not in 0..{self._num_ids - 1}")
         for span in batch:
             self._lengths.pop(span.sequence, None)
         if num_tokens <= self._batch.room:
@@ -335,6 +344,61 @@ class Batch:
         """Return the native structure over the first ``num_tokens`` entries."""
         self._struct.n_tokens = num_tokens
         return self._struct
+
+
+class CutBatch(Batch):
+    """A batch for a model with a cut vocabulary: of its own ids where all are kept, else of embeddings.
+
+    Args:
+        room: the most tokens it holds.
+        batch_type: the library's structure.
+        table: of the model.
+
+    Attributes:
+        by_embedding: go by embeddings even where all ids are kept.
+    """
+
+    def __init__(self, room: int, batch_type: Any, table: CutTable) -> None:
+        super().__init__(room, batch_type)
+        self.by_embedding = False
+        self._table = table
+        self._embeddings = np.zeros((room, table.width), np.float32)
+
+    def fill(self, batch: Sequence[Span], starts: Sequence[int]) -> None:
+        """Write the spans, each beginning at its position in ``starts``."""
+        super().fill(batch, starts)
+        end = sum(len(span.tokens) for span in batch)
+        places = self._table.places[self._tokens[:end]]
+        if self.by_embedding or (places >= len(self._table.kept.ids)).any():
+            self._embeddings[:end] = self._table.rows(places)
+            self._struct.token, self._struct.embd = None, _pointer(self._embeddings, ctypes.c_float)
+        else:
+            self._tokens[:end] = places
+            self._struct.token, self._struct.embd = _pointer(self._tokens, ctypes.c_int32), None
+
+
+def reads_embeddings(context: NativeContext) -> bool:
+    """Whether an empty context takes the embeddings of tokens as it takes their ids; true without a cut.
+
+    Some architectures do more to one than to the other. Tried on two tokens of sequence 0, which is left empty.
+    """
+    batch, kept = context._batch, context.kept_ids
+    if kept is None or not isinstance(batch, CutBatch) or context.capacity < 2:
+        return True
+    rows = []
+    try:
+        for batch.by_embedding in (False, True):
+            rows.append(context.decode([Span(0, kept.ids[[len(kept.ids) // 2, -1]].tolist(), 1)])[0].copy())
+            context.truncate(0, 0)
+    finally:
+        batch.by_embedding = False
+        context.truncate(0, 0)
+    return float(abs(rows[1] - rows[0]).max()) <= 0.1 * float(rows[0].std())
+
+
+def _batch_for(model: NativeModel, room: int) -> Batch:
+    batch_type = model.binding.batch_type
+    return CutBatch(room, batch_type, model.table) if model.table else Batch(room, batch_type)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

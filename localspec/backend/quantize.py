@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from localspec.backend.gguf import read_gguf
+from localspec.backend.gguf import CUT_IDS, read_gguf
 from localspec.errors import InvalidModelFileError, InvalidOptionError, LocalspecError, StoreError
 
 __all__ = ["TYPE_NAMES", "quantize"]
@@ -36,7 +36,8 @@ def quantize(source: Path, destination: Path, type_name: str, *, threads: int | 
     """
     if type_name not in TYPE_NAMES:
         raise InvalidOptionError(f"there is no quantisation {type_name!r}; choose from {', '.join(TYPE_NAMES)}")
-    read_gguf(source)
+    if CUT_IDS in read_gguf(source).metadata:
+        raise InvalidOptionError(f"{source} has a cut vocabulary; quantise the file it was made from, and cut that")
     temporary = destination.with_name(f"{destination.name}.{os.getpid()}.tmp")
     command = [sys.executable, "-c", _CHILD, str(source), str(temporary), type_name, str(threads or 0)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"}

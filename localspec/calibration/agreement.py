@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from localspec.acceptance import Interval, Rule, Transcript, agreement, agreement_intervals
 from localspec.backend import Context, Span
 from localspec.calibration.prompts import POOLED, CalibrationPrompt, take_turns
-from localspec.drafters import draft_confidence, read_ahead
+from localspec.drafters import draft_confidence, law_maker, read_ahead, shared_width
 from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError
 from localspec.sampling import LLAMACPP_DEFAULTS, Law, SamplingParams, StepNoise, Stream, make_law, residual
 from localspec.theory import expected_tokens
@@ -276,7 +276,8 @@ def _write(
 def _score(draft: Context, writing: _Writing, params: SamplingParams, vocabulary_size: int) -> Observation:
     draft.truncate(writing.sequence, len(writing.prompt) - 1)
     read = [writing.prompt[-1], *writing.tokens[:-1]]
-    rows = draft.decode([Span(writing.sequence, read, len(read))])[:, :vocabulary_size]
+    rows = draft.decode([Span(writing.sequence, read, len(read))])[:, : shared_width(draft, vocabulary_size)]
+    draft_law = law_maker(draft)
     # Far out, at 1e-5 and 1e6, the scaled temperatures would leave the range.
     scales = DRAFT_SCALES if 1e-4 <= params.temperature <= 1e5 else ()
     scaled_params = [replace(params, temperature=params.temperature * scale) for scale in scales]
@@ -287,14 +288,14 @@ def _score(draft: Context, writing: _Writing, params: SamplingParams, vocabulary
         history = [*writing.prompt, *writing.tokens[:i]]
         p_y[i] = p.prob(token)
         try:
-            q = make_law(row, params, history)
+            q = draft_law(row, params, history)
         except InvalidLogitsError:
             num_undraftable += 1
             continue
         q_y[i] = q.prob(token)
         overlap[i] = _overlap(p, q)
         confidence[i] = draft_confidence(row, q, params)
-        rescaled[:, i] = [_overlap(p, make_law(row, scaled, history)) for scaled in scaled_params]
+        rescaled[:, i] = [_overlap(p, draft_law(row, scaled, history)) for scaled in scaled_params]
     return Observation(
         kind=writing.kind,
         prompt=writing.number,

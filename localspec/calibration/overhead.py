@@ -16,7 +16,7 @@ from localspec.errors import InvalidOptionError
 from localspec.generation import Request
 from localspec.policy import FixedPolicy
 from localspec.profile import SamplerCost
-from localspec.sampling import SamplingParams
+from localspec.sampling import KeptIds, SamplingParams
 from localspec.wording import counted
 
 __all__ = ["measure_sampler"]
@@ -106,6 +106,10 @@ class _Stopwatch:
     @property
     def vocabulary_size(self) -> int:
         return self.context.vocabulary_size
+
+    @property
+    def kept_ids(self) -> KeptIds | None:
+        return self.context.kept_ids
 
     @property
     def capacity(self) -> int:

@@ -44,6 +44,7 @@ class Ledger:
         self.context = context
         self.name = name
         self.vocabulary_size = context.vocabulary_size
+        self.kept_ids = context.kept_ids
         self.capacity = context.capacity
         self.num_sequences = context.num_sequences
         self.chunk = context.chunk
@@ -174,11 +175,15 @@ class Recorder:
 
 
 def read_rows(context: Ledger, tokens: Sequence[int], num_rows: int) -> Row:
-    """Evaluate ``tokens`` from an empty cache; return the last ``num_rows`` rows, [num_rows, V], a copy."""
+    """Evaluate ``tokens`` from an empty cache; return the last ``num_rows`` rows, [num_rows, V], a copy.
+
+    Where the model has a cut vocabulary, V is that of the whole one, and its rows are −inf where it has no logits.
+    """
     context.truncate(0, 0)
     if ahead := tokens[: len(tokens) - num_rows]:
         context.decode([Span(0, ahead, 0)])
-    return context.decode([Span(0, tokens[len(tokens) - num_rows :], num_rows)]).copy()
+    rows = context.decode([Span(0, tokens[len(tokens) - num_rows :], num_rows)])
+    return context.kept_ids.widened(rows) if context.kept_ids else rows.copy()
 
 
 def sampled(row: Row) -> Row:

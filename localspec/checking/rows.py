@@ -100,6 +100,7 @@ class RowContext:
     """
 
     chunk = 128
+    kept_ids = None
 
     def __init__(self, rows: RecordedRows, table: Row, *, capacity: int, num_sequences: int) -> None:
         self.vocabulary_size = table.shape[1]

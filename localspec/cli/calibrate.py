@@ -33,7 +33,11 @@ _VALIDATION_TOKENS = 64
 @candidate_options
 @sampling_options
 @click.option("--backends", metavar="NAME,...", help="Measure with each, as llamacpp,ik, and keep the faster one.")
-@click.option("--derive", metavar="TYPE,...", help="Also try these quantisations of the draft, made on the spot.")
+@click.option(
+    "--derive",
+    metavar="TYPE,...",
+    help="Also try drafts made of the draft on the spot: Q4_0, cut:32768 (fewer token ids), Q4_0+cut:32768.",
+)
 @click.option("--prompts", metavar="FILE", help="Measure on your own prompts: text or JSONL.")
 @click.option("--max-gamma", type=int, default=8, show_default=True, help="The longest draft to consider.")
 @click.option("--budget", metavar="TIME", help="For measuring, as 90s or 3m.  [default: 3m; with --quick 40s]")
@@ -58,7 +62,7 @@ def calibrate(
     """Measure what passes cost and how often drafts are accepted, and keep what follows as this pair's profile.
 
     generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
-    (--draft A --draft B, or --derive Q4_0,Q8_0) are ranked by predicted speed.
+    (--draft A --draft B, or --derive Q4_0,cut:32768) are ranked by predicted speed.
     """
     params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
     if backends is not None:
@@ -78,7 +82,7 @@ def calibrate(
     _check_profiles_can_be_kept()
     budget_s = seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
     settings = _settings(params, prompts, max_gamma, budget_s, quick)
-    results = _measure_all(values, _drafts(values, drafts, derive), settings, validate)
+    results = _measure_all(values, _drafts(values | {"prompts": prompts}, drafts, derive), settings, validate)
     results.sort(key=lambda result: -_best_speed(result[1]))
     calibration, findings = results[0]
     if as_json:
@@ -126,29 +130,19 @@ def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) 
     """Return the drafts to try, by name or path; None stands for the pair's own."""
     drafts: list[str | None] = [*named] or [None]
     for type_name in filter(None, (derive or "").split(",")):
-        drafts.append(_derived(values, named[0] if named else None, type_name.strip().upper()))
+        drafts.append(_derived(values, named[0] if named else None, type_name.strip()))
     return drafts
 
 
-def _derived(values: dict[str, Any], draft: str | None, type_name: str) -> str:
-    """Make another quantisation of the draft beside the profiles, and return its path."""
-    from localspec.backend.identity import file_fingerprint
-    from localspec.backend.quantize import quantize
+def _derived(values: dict[str, Any], draft: str | None, recipe: str) -> str:
+    """Make another draft of the draft beside the profiles, and return its path."""
+    from localspec.cli.deriving import derive
     from localspec.loading import find_files
-    from localspec.registry import cache_dir
-    from localspec.registry.partial import store_errors
 
     files = find_files(values["pair"], target=values["target"], draft=draft, progress=True)
     if files.draft is None:
         raise InvalidOptionError("--derive needs a draft to start from; name one with --draft or --pair")
-    # Files of one name are not one file.
-    path = cache_dir() / "derived" / file_fingerprint(files.draft)[:12] / f"{files.draft.stem}-{type_name}.gguf"
-    if not path.exists():
-        with store_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        click.echo(f"making {type_name} of {files.draft.name}", err=True)
-        quantize(files.draft, path, type_name, threads=values["threads"])
-    return str(path)
+    return str(derive(files.draft, recipe, threads=values["threads"], prompts=values.get("prompts")))
 
 
 def _measure_all(

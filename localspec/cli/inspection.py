@@ -88,6 +88,7 @@ class Inspection:
             trained += f"; {self.context:,} is more than it was trained for"
         shape = f"{header.block_count} layers of {header.embedding_length}"
         heads = f"{max(header.head_count)} heads, {max(header.head_count_kv)} of keys and values"
+        cut = f", logits for {header.kept_ids.count:,} of them" if header.kept_ids else ""
         template = header.chat_template
         return [
             ("file", f"{header.path} ({human_bytes(header.file_bytes)})"),
@@ -95,7 +96,7 @@ class Inspection:
             ("architecture", f"{header.architecture}, {shape}, {heads}"),
             ("parameters", f"{header.parameter_count / 1e6:,.0f} million"),
             ("quantisation", f"{header.file_type}, most bytes in {header.tensor_type}"),
-            ("vocabulary", f"{header.vocabulary_size:,} tokens ({tokenizer})"),
+            ("vocabulary", f"{header.vocabulary_size:,} tokens ({tokenizer}){cut}"),
             ("special tokens", ", ".join(special) or "none stated"),
             ("context", trained),
             ("chat template", f"yes, {len(template):,} characters" if template else "none"),
@@ -125,6 +126,7 @@ class Inspection:
             "value_length": header.value_length,
             "sliding_window": header.sliding_window,
             "vocabulary_size": header.vocabulary_size,
+            "kept_ids": header.kept_ids.count if header.kept_ids else None,
             "tokenizer_model": header.tokenizer_model,
             "tokenizer_pre": header.tokenizer_pre,
             "bos_id": header.bos_id,

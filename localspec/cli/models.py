@@ -1,4 +1,4 @@
-"""``localspec models``: list, fetch, inspect and remove models."""
+"""``localspec models``: list, fetch, inspect, trim and remove models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["models"]
 
 @click.group()
 def models() -> None:
-    """List, fetch, inspect and remove models.
+    """List, fetch, inspect, trim and remove models.
 
     A NAME is that of a model or of a pair, a target with its draft; `localspec models list` shows both.
     """
@@ -104,6 +104,43 @@ def inspect(name: str, draft: str | None, ctx: int, as_json: bool) -> None:
         click.echo("\n".join(inspection.lines()))
     if inspection.problem is not None:
         raise inspection.problem
+
+
+@models.command()
+@click.argument("draft", metavar="DRAFT")
+@click.option("--keep", type=int, default=32768, show_default=True, help="How many token ids to keep.")
+@click.option(
+    "--from",
+    "sources",
+    metavar="FILE|calibration",
+    multiple=True,
+    help="Keep what this text uses: a file of your own, or the built-in prompts; repeatable.  [default: calibration]",
+)
+@click.option("--target", metavar="NAME|FILE", help="Keep what this model answers to the built-in prompts, too.")
+@click.option("--name", metavar="NAME", help="Add the draft to your models.toml under this name.")
+def trim(draft: str, keep: int, sources: tuple[str, ...], target: str | None, name: str | None) -> None:
+    """Make a quicker draft: one that proposes only the token ids your kind of text needs.
+
+    It reads every token, and the target still says whatever it wants: only what is drafted for it is limited. Prints
+    the path, for --draft.
+    """
+    from localspec.calibration.trimming import prompt_texts, read_text
+    from localspec.calibration.trimming import trim as make
+    from localspec.cli.deriving import BUILT_IN_TEXT, describe, register, transcripts
+
+    registry, store = _open_store()
+    source = store.path(registry.resolve(draft), progress=True)
+    texts: list[str] = []
+    for each in dict.fromkeys(sources or (BUILT_IN_TEXT,)):
+        texts += prompt_texts() if each == BUILT_IN_TEXT else [read_text(Path(each))]
+    if target is not None:
+        texts += transcripts(target)
+    described = ", ".join([*(sources or (BUILT_IN_TEXT,)), *([f"answers of {target}"] if target else [])])
+    trimmed = make(source, keep=keep, texts=texts, described=described)
+    click.echo(f"{source.name}: {describe(trimmed)}", err=True)
+    if name is not None:
+        click.echo(f"{name}: added to {register(name, trimmed.path, list(registry.models))}", err=True)
+    click.echo(trimmed.path)
 
 
 @models.command()

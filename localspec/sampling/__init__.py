@@ -1,7 +1,8 @@
 """Laws, verification rules and noise: pure numpy, no model, no input or output."""
 
 from localspec.sampling.chain import RecentTokens, law, make_law
-from localspec.sampling.laws import DenseLaw, Law, SparseLaw, residual
+from localspec.sampling.kept import KeptIds
+from localspec.sampling.laws import DenseLaw, Ids, Law, SparseLaw, residual
 from localspec.sampling.noise import PositionNoise, StepNoise, Stream, Uniforms, check_seed, fresh_seed, record_seed
 from localspec.sampling.params import (
     LLAMACPP_DEFAULTS,
@@ -17,6 +18,8 @@ from localspec.sampling.rules import Verification, verification_law, verify, ver
 __all__ = [
     "LLAMACPP_DEFAULTS",
     "DenseLaw",
+    "Ids",
+    "KeptIds",
     "Law",
     "PositionNoise",
     "RecentTokens",

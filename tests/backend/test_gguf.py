@@ -233,9 +233,9 @@ def _read_all(path: Path, data: bytes) -> None:
 def test_tensor_types_agree_with_the_reference() -> None:
     constants = pytest.importorskip("gguf")
     known = {kind.value: (kind.name, *sizes) for kind, sizes in constants.GGML_QUANT_SIZES.items()}
-    shared = known.keys() & reader._TENSOR_TYPES.keys()
+    shared = known.keys() & reader.TENSOR_TYPES.keys()
     assert len(shared) >= 30
-    assert {code: known[code] for code in shared} == {code: reader._TENSOR_TYPES[code] for code in shared}
+    assert {code: known[code] for code in shared} == {code: reader.TENSOR_TYPES[code] for code in shared}
 
 
 # What the metadata mean

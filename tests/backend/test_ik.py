@@ -194,7 +194,13 @@ def test_with_it_nothing_imports_llama_cpp(smollm2_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.skipif(BACKEND == "ik", reason="these are the tests that this one runs")
 @pytest.mark.parametrize(
-    "tests", ["tests/backend/test_contract.py", "tests/test_exactness_real.py", "tests/test_laws_real.py"]
+    "tests",
+    [
+        "tests/backend/test_contract.py",
+        "tests/backend/test_cut.py",
+        "tests/test_exactness_real.py",
+        "tests/test_laws_real.py",
+    ],
 )
 def test_what_holds_with_llama_cpp_holds_with_ik(tests: str) -> None:
     require_library()

@@ -72,6 +72,7 @@ class FakeBinding:
 
 def opened(binding: Any, num_sequences: int = 4) -> NativeContext:
     model: Any = SimpleNamespace(
+        table=None,
         binding=binding,
         pointer=1,
         path=Path("fake.gguf"),

@@ -25,6 +25,7 @@ class ScriptedContext:
     num_sequences = 1
     chunk = 128
     capacity = 4096
+    kept_ids = None
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], script: Sequence[int], end: int) -> None:
         self.vocabulary_size = vocabulary.size

@@ -17,6 +17,7 @@ import pytest
 from localspec.calibration import runner
 from localspec.calibration.costs import MeasuredCosts
 from localspec.cli import calibrate as command
+from localspec.cli import deriving
 from localspec.cli.options import seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
 from localspec.profile import SamplerCost
@@ -231,3 +232,28 @@ def test_after_an_interrupt_agreement_is_short(arrives_in: str | None, monkeypat
         runner.calibrate(pair, settings, encode=lambda prompt: [1], notice=said.append)
     assert budgets == [pytest.approx(0 if arrives_in else 65)]
     assert len(said) == (arrives_in is not None)
+
+
+def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
+    steps: list[tuple[str, object]] = []
+
+    def quantized(source: Path, path: Path, type_name: str, **_: Any) -> None:
+        steps.append((source.name, type_name))
+        path.touch()
+
+    def trimmed(source: Path, *, keep: int, texts: list[str], described: str) -> Any:
+        steps.append((source.name, keep))
+        assert described == "calibration"
+        assert len(texts) > 5
+        return SimpleNamespace(path=source.with_name("cut.gguf"))
+
+    monkeypatch.setattr("localspec.backend.quantize.quantize", quantized)
+    monkeypatch.setattr("localspec.calibration.trimming.trim", trimmed)
+    draft = tmp_path / "draft.gguf"
+    draft.write_text("draft")
+    assert deriving.derive(draft, "q4_0+cut:1024", threads=None).name == "cut.gguf"
+    assert deriving.derive(draft, "CUT:2048", threads=None).name == "cut.gguf"
+    assert steps == [("draft.gguf", "Q4_0"), ("draft-Q4_0.gguf", 1024), ("draft.gguf", 2048)]
+    with pytest.raises(InvalidOptionError, match="'cut:many' cuts to no number of ids"):
+        deriving.derive(draft, "cut:many", threads=None)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from localspec.backend.gguf import read_numbers
+from localspec.backend.model_header import read_header
 from localspec.cli.models import models
 from localspec.errors import (
     IncompatibleModelsError,
     IntegrityError,
     InvalidModelFileError,
+    InvalidOptionError,
     ModelNotFoundError,
+    PromptError,
 )
 from tests.backend.ggufs import U32, model, scalar, string
+from tests.backend.tiny_models import TOKENS as PIECES
+from tests.backend.tiny_models import write_llama
 
 TOKENS = ["<|endoftext|>", "a", "b"]
 MODELS = """
@@ -201,3 +208,66 @@ def test_a_real_pair(qwen_target_path: Path, qwen_draft_path: Path, smollm2_path
     assert "compatible      yes" in text
     with pytest.raises(IncompatibleModelsError, match=r"151,936 tokens.*49,152 tokens"):
         run("inspect", str(qwen_target_path), str(smollm2_path))
+
+
+# --- trim -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that can be cut, and no long text to tokenize."""
+    monkeypatch.setattr("localspec.calibration.trimming.library_text", lambda: "the quick brown fox")
+    return write_llama(home / "tiny.gguf")
+
+
+def test_trim_writes_a_draft_and_prints_its_path(tiny: Path, home: Path) -> None:
+    (home / "text.txt").write_text("zebra zoo")
+    result = run("trim", str(tiny), "--keep", "270", "--from", str(home / "text.txt"))
+    path = Path(result.stdout.strip())
+    assert path.is_file()
+    assert path.is_relative_to(home / "cache" / "derived")
+    header = read_header(path)
+    assert header.kept_ids is not None
+    names = {PIECES[int(token)] for token in read_numbers(header.kept_ids)}
+    assert set("zebrao") <= names
+    assert len(names) == 270
+    assert "tiny.gguf: logits for 270 of 287 ids, among them" in result.stderr
+    assert "270 of them" in run("inspect", str(path)).stdout
+
+
+def test_the_same_text_gives_the_same_file_and_another_text_another(tiny: Path, home: Path) -> None:
+    (home / "one.txt").write_text("zzz")
+    (home / "two.txt").write_text("yyy")
+
+    def made(name: str) -> str:
+        return run("trim", str(tiny), "--keep", "262", "--from", str(home / name)).stdout
+
+    assert made("one.txt") == made("one.txt") != made("two.txt")
+
+
+def test_trim_can_give_the_draft_a_name(tiny: Path, home: Path) -> None:
+    result = run("trim", str(tiny), "--keep", "270", "--name", "tiny-cut")
+    assert run("path", "tiny-cut").stdout == result.stdout
+    listed = json.loads(run("list", "--json").stdout)
+    (entry,) = [entry for entry in listed["models"] if entry["name"] == "tiny-cut"]
+    assert entry["sha256"] == hashlib.sha256(Path(result.stdout.strip()).read_bytes()).hexdigest()
+    assert "big" in {entry["name"] for entry in listed["models"]}
+    with pytest.raises(InvalidOptionError, match="there is a model 'tiny-cut' already"):
+        run("trim", str(tiny), "--keep", "270", "--name", "tiny-cut")
+    before = (home / "models.toml").read_text()
+    with pytest.raises(InvalidOptionError, match="a name is lower-case"):
+        run("trim", str(tiny), "--keep", "270", "--name", "Tiny Cut")
+    assert (home / "models.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--keep", "3"], InvalidOptionError, "3 of 287 ids cannot be kept"),
+        (["--keep", "287"], InvalidOptionError, "287 of 287 ids cannot be kept"),
+        (["--from", "nowhere.txt"], PromptError, "cannot read the text in nowhere.txt"),
+    ],
+)
+def test_trims_that_make_no_sense(tiny: Path, arguments: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run("trim", str(tiny), *arguments)
