@@ -30,9 +30,11 @@ __all__ = [
     "KindAgreement",
     "Observation",
     "RuleAgreement",
+    "ScoredText",
     "best_draft_temperatures",
     "default_temperatures",
     "observe",
+    "observe_each",
     "summarise",
 ]
 
@@ -97,6 +99,25 @@ class Observation:
     overlap: Floats
     confidence: Floats
     rescaled_overlap: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredText:
+    """A text of the target's, and what each of several drafts makes of it.
+
+    Attributes:
+        kind: of its prompt.
+        temperature: it was sampled at.
+        prompt: token ids.
+        tokens: written after it, N of them.
+        observations: one for each draft.
+    """
+
+    kind: str
+    temperature: float
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    observations: tuple[Observation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +228,26 @@ def observe(
         ContextOverflowError: a prompt leaves no room for an answer.
         EvaluationError: a model pass failed.
     """
-    width = min(target.num_sequences, draft.num_sequences)
-    room = min(target.capacity, draft.capacity)
+    for text in observe_each(
+        target, (draft,), prompts, plan, encode=encode, ends_generation=ends_generation, progress=progress
+    ):
+        yield text.observations[0]
+
+
+def observe_each(
+    target: Context,
+    drafts: Sequence[Context],
+    prompts: Sequence[CalibrationPrompt],
+    plan: AgreementPlan,
+    *,
+    encode: Callable[[Any], Sequence[int]],
+    ends_generation: Callable[[int], bool],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[ScoredText]:
+    """Do as ``observe`` with any number of drafts, none included, which all score what the target writes once."""
+    contexts = (target, *drafts)
+    width = min(context.num_sequences for context in contexts)
+    room = min(context.capacity for context in contexts)
     queue = [(p.kind, list(encode(p.content))) for p in take_turns(prompts)]
     for _, tokens in queue:
         if len(tokens) >= room:
@@ -228,18 +267,20 @@ def observe(
                 _Writing(sequence, number, kind, tokens, min(plan.tokens_per_prompt, room - len(tokens)))
                 for sequence, (number, (kind, tokens)) in enumerate(numbered[at : at + width])
             ]
-            for context in (target, draft):
+            for context in contexts:
                 _read_prompts(context, group)
             for temperature in plan.temperatures:
                 params = replace(plan.params, temperature=temperature)
                 _write(target, group, params, plan.seed, ends_generation)
                 for writing in group:
-                    yield _score(draft, writing, params, target.vocabulary_size)
+                    scores = [_score(draft, writing, params, target.vocabulary_size) for draft in drafts]
+                    prompt, tokens = tuple(writing.prompt), tuple(writing.tokens)
+                    yield ScoredText(writing.kind, temperature, prompt, tokens, tuple(scores))
                     done += 1
                     progress(done, total)
             longest_s = max(longest_s, monotonic() - group_started)
     finally:
-        for context, sequence in itertools.product((target, draft), range(width)):
+        for context, sequence in itertools.product(contexts, range(width)):
             context.truncate(sequence, 0)
 
 

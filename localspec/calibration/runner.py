@@ -36,6 +36,7 @@ from localspec.profile import (
     DraftTemperatureAt,
     Estimate,
     Profile,
+    ProfileKey,
     SamplerCost,
     Verdict,
     best,
@@ -45,7 +46,7 @@ from localspec.profile import KindAgreement as ProfileAgreement
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import PROFILE_DEPTH, profile_key
 
-__all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of"]
+__all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of", "make_profile"]
 
 Progress = Callable[[str, float], None]
 """Called with the name of the phase and the share of the whole that is done."""
@@ -166,7 +167,7 @@ def calibrate(
     agreements = summarise(observations, max_draft_tokens=settings.max_draft_tokens)
     backend = backend_in_use() or "llamacpp"
     key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads, backend=backend)
-    profile = _profile(key, settings, setting, costs.curves, sampler, observations, agreements)
+    profile = make_profile(key, settings, setting, costs.curves, sampler, observations, agreements)
     one_s = costs.curves[0].seconds(1, 0)
     bandwidth = Bandwidth(bytes_per_pass(pair.target_header.path), one_s, memory)
     return Calibration(profile, bandwidth, agreements, interrupted)
@@ -283,8 +284,8 @@ def _observe(
             context.close()
 
 
-def _profile(
-    key: Any,
+def make_profile(
+    key: ProfileKey,
     settings: CalibrationSettings,
     setting: Setting,
     curves: Sequence[CostCurves],
@@ -292,6 +293,17 @@ def _profile(
     observations: Sequence[Observation],
     agreements: Sequence[KindAgreement],
 ) -> Profile:
+    """Return the profile that measurements make.
+
+    Args:
+        key: what they hold for.
+        settings: what was asked for.
+        setting: how passes ran.
+        curves: of the target, of the draft, and of the draft with a row for every token.
+        sampler: what a step costs beside passes.
+        observations: of agreement.
+        agreements: what these come to.
+    """
     target, draft, draft_batch = curves
     empty = Profile(
         key=key,
@@ -361,9 +373,10 @@ def _estimate(value: float, bound: Interval | None) -> Estimate:
     return Estimate(value, bound.low, bound.high) if bound else Estimate(value, value, value)
 
 
-def findings_of(calibration: Calibration, *, target: str, draft: str, temperature: float) -> Findings:
+def findings_of(
+    profile: Profile, agreements: tuple[KindAgreement, ...], *, target: str, draft: str, temperature: float
+) -> Findings:
     """Return what a report is made from."""
-    profile = calibration.profile
     sizes = range(1, len(profile.agreement[0].token) + 1)
     one_s = profile.target.seconds(1, PROFILE_DEPTH)
     return Findings(
@@ -371,7 +384,7 @@ def findings_of(calibration: Calibration, *, target: str, draft: str, temperatur
         draft=draft,
         target_pass_s=tuple(profile.target_plan.seconds(profile.target, n, PROFILE_DEPTH) for n in sizes),
         draft_pass_s=tuple(profile.draft_plan.seconds(profile.draft, n, PROFILE_DEPTH) for n in (1, 2)),
-        agreements=calibration.agreements,
+        agreements=agreements,
         temperature=temperature,
         sampler_cost=(profile.sampler.step_s - profile.sampler.plain_s) / one_s,
         predict=predictor(profile),

@@ -82,7 +82,7 @@ def calibrate(
     results.sort(key=lambda result: -_best_speed(result[1]))
     calibration, findings = results[0]
     if as_json:
-        click.echo(json.dumps(_as_json(calibration, findings)))
+        click.echo(json.dumps(pair_as_json(calibration.profile, findings, interrupted=calibration.interrupted)))
     else:
         _print(calibration, findings)
     if len(results) > 1:
@@ -209,7 +209,8 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     path = save(profile_directory(), calibration.profile)
     click.echo(f"profile written to {path}", err=True)
     findings = findings_of(
-        calibration,
+        calibration.profile,
+        calibration.agreements,
         target=pair.target_header.path.name,
         draft=pair.draft_header.path.name,
         temperature=settings.params.temperature,
@@ -351,7 +352,8 @@ def _advice(verdict: Verdict | None) -> str:
     return f"{best} ({verdict.predicted_speedup[best]:.2f})" if best else "none"
 
 
-def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:
+def pair_as_json(profile: Profile, findings: Findings, *, interrupted: bool) -> dict[str, Any]:
+    """Return what is printed about one pair as JSON."""
     from dataclasses import asdict
 
     from localspec.calibration.report import choose, verdict
@@ -369,6 +371,6 @@ def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:
         "verdict": verdict(findings),
         "kinds": {choice.kind: asdict(choice) for choice in choose(findings)},
         "measured": [asdict(point) for point in findings.measured],
-        "interrupted": calibration.interrupted,
-        "profile": json.loads(calibration.profile.to_json()),
+        "interrupted": interrupted,
+        "profile": json.loads(profile.to_json()),
     }
