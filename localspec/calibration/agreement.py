@@ -228,10 +228,10 @@ def observe(
         ContextOverflowError: a prompt leaves no room for an answer.
         EvaluationError: a model pass failed.
     """
-    for text in observe_each(
+    each = observe_each(
         target, (draft,), prompts, plan, encode=encode, ends_generation=ends_generation, progress=progress
-    ):
-        yield text.observations[0]
+    )
+    yield from (text.observations[0] for text in each)
 
 
 def observe_each(
@@ -244,19 +244,18 @@ def observe_each(
     ends_generation: Callable[[int], bool],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[ScoredText]:
-    """Do as ``observe`` with any number of drafts, none included, which all score what the target writes once."""
+    """Do as ``observe`` with any number of drafts, even none: all score what the target writes once."""
     contexts = (target, *drafts)
     width = min(context.num_sequences for context in contexts)
     room = min(context.capacity for context in contexts)
-    queue = [(p.kind, list(encode(p.content))) for p in take_turns(prompts)]
-    for _, tokens in queue:
+    queue = [(number, p.kind, list(encode(p.content))) for number, p in enumerate(take_turns(prompts))]
+    for _, _, tokens in queue:
         if len(tokens) >= room:
             raise ContextOverflowError(
                 f"a prompt has {len(tokens)} tokens and the context holds {room}, one of them for the answer;"
                 " shorten the prompt, or use a larger --ctx"
             )
     total = len(queue) * len(plan.temperatures)
-    numbered = list(enumerate(queue))
     started, done, longest_s = monotonic(), 0, 0.0
     try:
         for at in range(0, len(queue), width):
@@ -265,29 +264,24 @@ def observe_each(
                 break
             group = [
                 _Writing(sequence, number, kind, tokens, min(plan.tokens_per_prompt, room - len(tokens)))
-                for sequence, (number, (kind, tokens)) in enumerate(numbered[at : at + width])
+                for sequence, (number, kind, tokens) in enumerate(queue[at : at + width])
             ]
-            for context in contexts:
-                _read_prompts(context, group)
+            for context, writing in itertools.product(contexts, group):
+                context.truncate(writing.sequence, 0)
+                read_ahead(context, writing.sequence, writing.prompt[:-1])
             for temperature in plan.temperatures:
                 params = replace(plan.params, temperature=temperature)
                 _write(target, group, params, plan.seed, ends_generation)
                 for writing in group:
                     scores = [_score(draft, writing, params, target.vocabulary_size) for draft in drafts]
-                    prompt, tokens = tuple(writing.prompt), tuple(writing.tokens)
-                    yield ScoredText(writing.kind, temperature, prompt, tokens, tuple(scores))
+                    ids = tuple(writing.prompt), tuple(writing.tokens)
+                    yield ScoredText(writing.kind, temperature, *ids, tuple(scores))
                     done += 1
                     progress(done, total)
             longest_s = max(longest_s, monotonic() - group_started)
     finally:
         for context, sequence in itertools.product(contexts, range(width)):
             context.truncate(sequence, 0)
-
-
-def _read_prompts(context: Context, group: Sequence[_Writing]) -> None:
-    for writing in group:
-        context.truncate(writing.sequence, 0)
-        read_ahead(context, writing.sequence, writing.prompt[:-1])
 
 
 def _write(

@@ -61,7 +61,7 @@ def copying(prompt: Sequence[int], tokens: Sequence[int]) -> Copying:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of the target's: what copying would have yielded, and what a draft model makes of it, if there is one."""
+    """A text of the target's: what copying would have yielded, and what a draft model, if any, makes of it."""
 
     copying: Copying
     transcript: Transcript | None = None
