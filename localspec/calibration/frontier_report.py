@@ -46,10 +46,10 @@ def _table(frontier: Frontier) -> list[str]:
     head = ["backend", "target", "draft", "drafter"]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     lines = ["predicted speed; * marks what nothing beats in both speed and memory (estimated)"]
-    lines.append(f"  tokens/s  speed    MiB  {_aligned(head, widths)}  drafted  copied")
+    lines.append(f"  tokens/s  speed    MiB  {_aligned(head, widths)}    γ  copy")
     for candidate, names in zip(shown, cells, strict=True):
         mark = "*" if frontier.is_efficient(candidate) else " "
-        lengths = f"{candidate.how.num_draft_tokens or '-':>7}  {candidate.how.num_copied or '-':>6}"
+        lengths = f"{candidate.how.num_draft_tokens or '-':>3}  {candidate.how.num_copied or '-':>4}"
         lines.append(
             f"{mark} {candidate.tokens_per_s:8.1f}  {frontier.speedup(candidate):4.2f}×"
             f"  {candidate.memory_bytes / _MIB:5.0f}  {_aligned(names, widths)}  {lengths}"

@@ -206,6 +206,7 @@ class _Work:
         _check_memory(path)
         with self._open_target(path) as session:
             target = session.pair.target
+            self.job.settings.params.check_ids(target.vocabulary_size)
             if self._drafts is None:
                 setting = Setting(target.threads, "off")
                 yield Began(self.job.backend, load_binding(self.job.backend).build(), setting)

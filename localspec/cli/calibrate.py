@@ -39,9 +39,7 @@ _VALIDATION_TOKENS = 64
 @click.option("--derive", metavar="TYPE,...", help="Also try these quantisations of the draft, made on the spot.")
 @click.option("--prompts", metavar="FILE", help="Measure on your own prompts: text or JSONL.")
 @click.option("--max-gamma", type=int, default=8, show_default=True, help="The longest draft to consider.")
-@click.option(
-    "--budget", metavar="TIME", help="As 90s or 3m.  [default: 3m, --quick 40s; --frontier 5m, 2m]"
-)
+@click.option("--budget", metavar="TIME", help="As 90s or 3m.  [default: 3m, --quick 40s; --frontier 5m, 2m]")
 @click.option("--quick", is_flag=True, help="Only what usually decides: one depth, two temperatures.")
 @click.option("--show", is_flag=True, help="Show the profile there is; measure nothing.")
 @click.option("--validate", is_flag=True, help="Afterwards run plain and speculative in turn, and compare.")

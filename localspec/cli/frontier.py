@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.cli.inspection import memory_parts
 from localspec.cli.options import sampling_params
 from localspec.cli.running import progress_bar
 from localspec.errors import LocalspecError
@@ -55,15 +54,15 @@ def search(
     from dataclasses import replace
 
     from localspec.calibration.frontier import find_frontier
+    from localspec.calibration.frontier_report import render, save_frontier_picture
     from localspec.loading import recommended_params
 
-    chosen = _backends(backends, values["backend"])
     given, target_paths = _targets(values, targets)
     draft_paths = _drafts(values, drafts)
     params = sampling_params(dict(values), recommended_params(given.sampling))
     settings = replace(settings, params=params)
     of_targets, of_drafts = _model_files(target_paths, draft_paths, values["context"])
-    jobs = _jobs(chosen, target_paths, draft_paths, settings, values)
+    jobs = _jobs(_backends(backends, values["backend"]), target_paths, draft_paths, settings, values)
     measured, interrupted = _measure(jobs, settings.budget_s)
     options = {"temperature": params.temperature, "max_draft_tokens": settings.max_draft_tokens}
     frontier = find_frontier(measured, of_targets, of_drafts, **options)
@@ -79,13 +78,8 @@ def search(
     if as_json:
         click.echo(json.dumps(contract | _as_values(frontier, measured, command)))
     else:
-        from localspec.calibration.frontier_report import render
-
-        click.echo(render(frontier))
-        click.echo(f"To run it: {command}")
+        click.echo(f"{render(frontier)}\nTo run it: {command}")
     if plot:
-        from localspec.calibration.frontier_report import save_frontier_picture
-
         save_frontier_picture(Path(plot), frontier)
 
 
@@ -130,44 +124,47 @@ def _drafts(values: dict[str, Any], named: Sequence[str | None]) -> list[Path]:
 def _model_files(targets: Sequence[Path], drafts: Sequence[Path], context: int) -> tuple[list[ModelFile], ...]:
     """Read the headers, and refuse what does not fit together before minutes are spent on the rest."""
     from localspec.backend.compatibility import check_compatible
+    from localspec.backend.identity import file_fingerprint
     from localspec.backend.model_header import read_header
     from localspec.calibration.frontier import ModelFile
+    from localspec.cli.inspection import memory_parts
 
     headers = {path: read_header(path) for path in (*targets, *drafts)}
     for path in (*targets[1:], *drafts):
         check_compatible(headers[targets[0]], headers[path])
+    origins = {file_fingerprint(path): path for path in drafts}
     found = []
     for paths in (targets, drafts):
-        cuts = {path: _kept(headers[path]) for path in paths}
-        whole = [path for path in paths if cuts[path] is None]
-        labels = [_label(headers[path], cuts[path]) for path in paths]
-        files = []
-        for path, label in zip(paths, labels, strict=True):
-            alike = [one for one in whole if headers[one].file_type == headers[path].file_type]
-            files.append(
+        cuts = {path: _cut(path) for path in paths}
+        labels = [_label(headers[path], cut[0] if cut else None) for path, cut in cuts.items()]
+        found.append(
+            [
                 ModelFile(
                     path=path,
                     label=label if labels.count(label) == 1 else path.stem,
                     memory_bytes=sum(memory_parts(headers[path], context).values()),
-                    uncut=next(iter([*alike, *whole]), None) if cuts[path] is not None else None,
-                    is_cut=cuts[path] is not None,
+                    uncut=origins.get(cut[1]) if cut else None,
+                    is_cut=cut is not None,
                 )
-            )
-        found.append(files)
+                for label, (path, cut) in zip(labels, cuts.items(), strict=True)
+            ]
+        )
     return tuple(found)
 
 
-def _kept(header: ModelHeader) -> int | None:
-    """Return how many tokens the output head of a draft with a cut vocabulary keeps; None for a whole one."""
-    from localspec.backend.gguf import read_gguf
+def _cut(path: Path) -> tuple[int, str] | None:
+    """Return how many ids a draft with a cut vocabulary keeps, and what it is made from; None for a whole one."""
+    from localspec.backend.gguf import ArrayView, read_gguf
 
-    heads = [tensor for tensor in read_gguf(header.path).tensors if tensor.name == "output.weight"]
-    rows = heads[0].shape[1] if heads and len(heads[0].shape) > 1 else header.vocabulary_size
-    return rows if rows < header.vocabulary_size else None
+    metadata = read_gguf(path).metadata
+    kept, origin = (metadata.get(f"localspec.cut.{key}") for key in ("ids", "made_from"))
+    return (kept.count, str(origin)) if isinstance(kept, ArrayView) else None
 
 
 def _label(header: ModelHeader, kept: int | None) -> str:
-    return header.file_type if kept is None else f"{header.file_type} cut:{kept}"
+    if kept is None:
+        return header.file_type
+    return f"{header.file_type} cut:{kept}" if kept % 1024 else f"{header.file_type} cut:{kept // 1024}k"
 
 
 # Measuring
