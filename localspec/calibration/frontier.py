@@ -122,10 +122,9 @@ class Frontier:
         return candidate.tokens_per_s / self.baseline.tokens_per_s
 
     def is_efficient(self, candidate: Candidate) -> bool:
-        """Whether nothing at least as fast takes less memory, or as much and is faster: it is on the frontier."""
-        mine = (candidate.tokens_per_s, -candidate.memory_bytes)
-        others = ((c.tokens_per_s, -c.memory_bytes) for c in self.candidates)
-        return not any(o != mine and o[0] >= mine[0] and o[1] >= mine[1] for o in others)
+        """Whether nothing as fast takes as little memory: it is on the frontier. Of equals the first one is."""
+        faster = self.candidates[: self.candidates.index(candidate)]
+        return all(candidate.memory_bytes < other.memory_bytes for other in faster)
 
     def label(self, path: Path) -> str:
         """Return the short name of a file."""
@@ -229,7 +228,7 @@ def _candidates(
     texts: _Texts,
     max_draft_tokens: int,
 ) -> Iterator[Candidate]:
-    passes = measured.passes.get((backend, target.path))
+    passes = measured.of_targets.get((backend, target.path))
     if passes is None:
         return
     sampler = measured.samplers.get(backend, SamplerCost())
@@ -241,7 +240,7 @@ def _candidates(
 
     def best(number: int | None, drafter: Drafter, ways: Iterable[Drafting]) -> Iterator[Candidate]:
         draft = None if number is None else drafts[number]
-        of_draft = None if draft is None else measured.passes.get((backend, draft.path))
+        of_draft = None if draft is None else measured.of_drafts.get((backend, draft.path))
         if draft is not None and of_draft is None:
             return
         costs = StepCosts.of(
@@ -304,7 +303,8 @@ def profiles_of(
             continue
         agreements = summarise(observations, max_draft_tokens=max_draft_tokens)
         for backend, began in measured.began.items():
-            of_target, of_draft = (measured.passes.get((backend, file.path)) for file in (target, draft))
+            of_target = measured.of_targets.get((backend, target.path))
+            of_draft = measured.of_drafts.get((backend, draft.path))
             if of_target is None or of_draft is None or of_draft.batch is None:
                 continue
             profile = make_profile(

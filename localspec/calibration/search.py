@@ -138,7 +138,8 @@ class Measurements:
     """What was found so far, whatever comes next."""
 
     began: dict[BackendName, Began] = field(default_factory=dict)
-    passes: dict[tuple[BackendName, Path], PassesOf] = field(default_factory=dict)
+    of_targets: dict[tuple[BackendName, Path], PassesOf] = field(default_factory=dict)
+    of_drafts: dict[tuple[BackendName, Path], PassesOf] = field(default_factory=dict)
     samplers: dict[BackendName, SamplerCost] = field(default_factory=dict)
     texts: dict[Path, list[ScoredText]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -149,7 +150,8 @@ class Measurements:
             case Began():
                 self.began[message.backend] = message
             case PassesOf():
-                self.passes[message.backend, message.path] = message
+                passes = self.of_targets if message.batch is None else self.of_drafts  # a file may be both
+                passes[message.backend, message.path] = message
             case SamplerOf():
                 self.samplers[message.backend] = message.sampler
             case Written():

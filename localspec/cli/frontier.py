@@ -280,7 +280,7 @@ def _without_draft(
     from localspec.calibration.frontier_report import verdict
     from localspec.tuning import PROFILE_DEPTH
 
-    curves = measured.passes[frontier.best.backend, frontier.best.target].curves
+    curves = measured.of_targets[frontier.best.backend, frontier.best.target].curves
     seconds = [curves.seconds(n, PROFILE_DEPTH) for n in range(1, max_draft_tokens + 2)]
     return {
         "best_num_draft_tokens": 0,

@@ -116,14 +116,15 @@ def test_sorted_and_marked() -> None:
     made = frontier(measurements())
     speeds = [c.tokens_per_s for c in made.candidates]
     assert speeds == sorted(speeds, reverse=True)
-    for candidate in made.candidates:
+    for number, candidate in enumerate(made.candidates):
         beaten = any(
-            o.tokens_per_s >= candidate.tokens_per_s
-            and o.memory_bytes <= candidate.memory_bytes
-            and (o.tokens_per_s, o.memory_bytes) != (candidate.tokens_per_s, candidate.memory_bytes)
-            for o in made.candidates
+            other.tokens_per_s >= candidate.tokens_per_s and other.memory_bytes <= candidate.memory_bytes
+            for other in made.candidates[:number] + made.candidates[number + 1 :]
+            if (other.tokens_per_s, other.memory_bytes) != (candidate.tokens_per_s, candidate.memory_bytes)
         )
-        assert made.is_efficient(candidate) == (not beaten)
+        assert not (beaten and made.is_efficient(candidate))
+        if not beaten and not made.is_efficient(candidate):  # an equal one stands before it
+            assert candidate.tokens_per_s == made.candidates[number - 1].tokens_per_s
     assert made.is_efficient(made.candidates[0])
     # The smaller and cheaper of equally good drafts beats the other; nothing needs less memory than no draft.
     assert not made.is_efficient(pick(made, "ik", GIVEN, WHOLE, "model"))
@@ -188,17 +189,27 @@ def test_speeds_by_kind_are_those_of_the_texts() -> None:
 
 def test_whatever_is_measured_is_compared() -> None:
     found = measurements()
-    del found.passes["ik", CUT], found.texts[OTHER]
+    del found.of_drafts["ik", CUT], found.texts[OTHER]
     found.add(LeftOut("ik", CUT, "interrupted"))
     made = frontier(found)
     ways = {(c.backend, c.target, c.draft, c.drafter) for c in made.candidates}
     assert ("ik", GIVEN, CUT, "model") not in ways
     assert ("llamacpp", GIVEN, CUT, "model") in ways
     assert {way[3] for way in ways if way[1] == OTHER} == {"none"}
-    del found.passes["llamacpp", GIVEN]
+    del found.of_targets["llamacpp", GIVEN]
     assert frontier(found).baseline.backend == "ik"
-    del found.passes["ik", GIVEN]
+    del found.of_targets["ik", GIVEN]
     assert find_frontier(found, TARGETS, DRAFTS, temperature=0.8, max_draft_tokens=8) is None
+
+
+def test_a_target_may_draft_for_itself() -> None:
+    found = measurements(backends=["ik"])
+    own = (*DRAFTS[:2], ModelFile(GIVEN, "Q4_K_M", 1000 << 20))
+    found.add(PassesOf("ik", GIVEN, curves(0.001, 0.0, (1, 2, 3, 4)), curves(0.001, 0.5, (1, 4))))
+    made = find_frontier(found, TARGETS, own, temperature=0.8, max_draft_tokens=8)
+    assert made is not None
+    assert pick(made, "ik", GIVEN, None, "none").tokens_per_s == pytest.approx(40)
+    assert made.speedup(pick(made, "ik", GIVEN, GIVEN, "model")) > 1.5
 
 
 def test_texts_of_other_temperatures_do_not_count() -> None:
@@ -209,7 +220,7 @@ def test_texts_of_other_temperatures_do_not_count() -> None:
 
 def test_every_measured_pair_gets_a_profile() -> None:
     found = measurements()
-    del found.passes["ik", CUT]
+    del found.of_drafts["ik", CUT]
 
     def key(backend: BackendName, target: Path, draft: Path) -> ProfileKey:
         return ProfileKey(str(target), str(draft), "cpu", 2, found.began[backend].build, backend)

@@ -143,7 +143,7 @@ def test_all_is_compared_and_the_winner_remembered(
     assert (best["backend"], best["draft"], best["drafter"]) == ("ik", str(files["cut"]), "model")
     assert best["num_draft_tokens"] == result["best_num_draft_tokens"]
     factors = [change["factor"] for change in result["frontier"]["best_changes"]]
-    assert factors == ["draft", "cut"]  # plain passes cost the same with both backends here
+    assert factors == ["backend", "draft", "cut"]
     assert "4 profiles written" in captured.err
     kept = load_all(Path(files["target"].parent / "cache" / "profiles"))
     assert {(p.key.backend, p.key.build) for p in kept} == {
