@@ -148,7 +148,7 @@ def save_frontier_picture(path: Path, frontier: Frontier) -> None:
     efficient = [candidate for candidate in frontier.candidates if frontier.is_efficient(candidate)]
     curves.insert(0, Curve("frontier", *_points(efficient), style="dashed", colour=None))
     panel = Panel(
-        "What nothing beats in both",
+        "Speed against memory",
         "memory (estimated), MiB",
         "predicted tokens per second",
         curves,
