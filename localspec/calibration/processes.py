@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -35,7 +36,8 @@ def run(job: SearchJob, take: Callable[[Message], None]) -> bool:
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     stop = context.Event()
-    process = context.Process(target=_serve, args=(job, sending, stop), daemon=True)
+    heeds = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    process = context.Process(target=_serve, args=(job, sending, stop, heeds), daemon=True)
     with _ignored_interrupts():  # until it can take them: the child inherits it
         process.start()
     sending.close()
@@ -58,6 +60,14 @@ def run(job: SearchJob, take: Callable[[Message], None]) -> bool:
     return interrupted
 
 
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """An interrupt ended the measurement."""
+
+
+_Sent = Message | _Stopped | LocalspecError
+
+
 def _drain(connection: Connection, take: Callable[[Message], None], stop: _Event) -> bool:
     interrupted = False
     while True:
@@ -71,16 +81,19 @@ def _drain(connection: Connection, take: Callable[[Message], None], stop: _Event
             continue
         if message is None:
             return interrupted
+        if isinstance(message, _Stopped):
+            interrupted = True
+            continue
         if isinstance(message, LocalspecError):
             raise message
         take(message)
 
 
-def _receive(connection: Connection) -> Message | LocalspecError | None:
+def _receive(connection: Connection) -> _Sent | None:
     """Wait for a message; None when there will be no more. An interrupt does not cut one in two."""
     while not connection.poll(0.5):
         pass
-    message: Message | LocalspecError | None = None
+    message: _Sent | None = None
     with deferred_interrupts(), suppress(EOFError):
         message = connection.recv()
     return message
@@ -99,10 +112,10 @@ def _ignored_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _serve(job: SearchJob, connection: Connection, stop: _Event) -> None:
+def _serve(job: SearchJob, connection: Connection, stop: _Event, heeds_interrupts: bool = True) -> None:
     """Do a job and send what it yields; runs in a process of its own."""
 
-    def send(message: Message | LocalspecError) -> None:
+    def send(message: _Sent) -> None:
         with deferred_interrupts(), suppress(BrokenPipeError):
             connection.send(message)
 
@@ -112,11 +125,13 @@ def _serve(job: SearchJob, connection: Connection, stop: _Event) -> None:
         send(Progress(phase, min(1.0, share)))
 
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if heeds_interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         for message in measure(job, report):
             send(message)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        send(_Stopped())
     except LocalspecError as error:
         send(error)
     finally:

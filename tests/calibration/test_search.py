@@ -106,7 +106,7 @@ def test_a_child_that_is_interrupted_has_sent_what_it_has(job: SearchJob, monkey
         yield BEGAN
         raise KeyboardInterrupt
 
-    assert serve(job, monkeypatch, steps) == [BEGAN]
+    assert serve(job, monkeypatch, steps) == [BEGAN, processes._Stopped()]
 
 
 def test_a_child_s_error_is_sent(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +143,15 @@ def test_an_interrupt_of_the_parent(interrupts: int, monkeypatch: pytest.MonkeyP
     assert stop.is_set()
 
 
+def test_a_child_that_alone_was_interrupted_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = iter([BEGAN, processes._Stopped(), None])
+    monkeypatch.setattr(processes, "_receive", lambda _connection: next(script))
+    taken: list[Message] = []
+    connection: Any = None
+    assert processes._drain(connection, taken.append, multiprocessing.get_context("spawn").Event())
+    assert taken == [BEGAN]
+
+
 def test_a_stop_reaches_a_child_that_got_no_signal(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = multiprocessing.get_context("spawn").Event()
     receiving, sending = multiprocessing.Pipe(duplex=False)
@@ -159,6 +168,7 @@ def test_a_stop_reaches_a_child_that_got_no_signal(job: SearchJob, monkeypatch: 
     processes._serve(job, sending, stop)
     assert processes._receive(receiving) == Progress("costs", 0.1)
     assert processes._receive(receiving) == BEGAN
+    assert processes._receive(receiving) == processes._Stopped()
     assert processes._receive(receiving) is None
 
 
