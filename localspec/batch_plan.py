@@ -21,7 +21,7 @@ from localspec.backend import Context
 from localspec.curves import CostCurves
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, StepOutcome
-from localspec.profile import Profile, SamplerCost
+from localspec.profile import WORTHWHILE, Profile, SamplerCost
 from localspec.sampling import Rule
 from localspec.tuning import POOLED, PROFILE_DEPTH, agreements_at, rough_curve
 
@@ -40,7 +40,6 @@ MAX_PARALLEL = 16
 
 _MAX_PASS = 64  # tokens in a pass; no plan goes further past what was measured
 _MAX_DRAFT_TOKENS = 8
-_WORTHWHILE = 1.02  # a gain below which noise decides
 _ENOUGH = 0.98  # of the best throughput: where fewer sequences reach it, they save memory
 _COUPLED = 0.93  # of the acceptance of the token rule (docs/sampling.md)
 _TARGET_SIZES, _DRAFT_SIZES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
@@ -188,7 +187,7 @@ def best_length(costs: BatchCosts, accepted: Sequence[float], parallel: int, *, 
     limit = min(len(accepted) - 1, _MAX_DRAFT_TOKENS, max(1, _MAX_PASS // parallel) - 1)
     rates = [throughput(costs, accepted, parallel, gamma) / (pace if gamma else 1.0) for gamma in range(limit + 1)]
     best = max(range(limit + 1), key=rates.__getitem__)
-    return best if rates[best] >= _WORTHWHILE * rates[0] else 0
+    return best if rates[best] >= WORTHWHILE * rates[0] else 0
 
 
 class BatchPolicy:

@@ -16,7 +16,7 @@ from localspec.policy import check_num_draft_tokens
 from localspec.sampling import LLAMACPP_DEFAULTS, Rule, SamplingParams
 from localspec.session import Session
 
-__all__ = ["BenchmarkSettings", "Cell", "Side", "Spread", "alternate", "benchmark", "ratios"]
+__all__ = ["BenchmarkSettings", "Cell", "Side", "Spread", "Timings", "alternate", "benchmark", "ratios"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,21 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """What was timed.
+
+    Attributes:
+        cells: those that have a speed.
+        untimed: kind and temperature of the others, whose answers all ended at once.
+        interrupted: whether the user ended it before all trials.
+    """
+
+    cells: tuple[Cell, ...]
+    untimed: tuple[tuple[str, float], ...] = ()
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Trial:
     tokens_per_s: float
     tokens: int
@@ -161,13 +176,13 @@ def benchmark(
     settings: BenchmarkSettings,
     *,
     progress: Callable[[str, float], None] = lambda kind, share: None,
-) -> tuple[Cell, ...]:
+) -> Timings:
     """Time a session's pair; whenever the budget ends, all cells have had about as many trials.
 
     An interrupt ends it as well, if every cell has been tried.
 
     Raises:
-        InvalidOptionError: the session has no draft.
+        InvalidOptionError: the session has no draft, or every answer ended at once.
         KeyboardInterrupt: it came before every cell was tried.
     """
     if session.pair.draft is None:
@@ -180,6 +195,7 @@ def benchmark(
     for length in settings.lengths:
         _run(session, settings, next(iter(cells)), 0, length, max_tokens=8)
     started = perf_counter()
+    interrupted = False
     for trial in range(settings.trials):
         round_started = perf_counter()
         try:
@@ -189,11 +205,23 @@ def benchmark(
         except KeyboardInterrupt:
             if not trial:
                 raise
+            interrupted = True
             break
         now = perf_counter()
         if settings.budget_s is not None and now + (now - round_started) > started + settings.budget_s:
             break
-    return tuple(_cell(session, key, rounds, settings.lengths) for key, rounds in cells.items())
+    # An answer of a single token has no speed.
+    timed = {
+        key: [one for one in rounds if all(trial.tokens_per_s > 0 for trial in one.values())]
+        for key, rounds in cells.items()
+    }
+    if not any(timed.values()):
+        raise InvalidOptionError("every answer ended at once, so there is nothing to time; use other --prompts")
+    return Timings(
+        tuple(_cell(session, key, rounds, settings.lengths) for key, rounds in timed.items() if rounds),
+        tuple(key for key, rounds in timed.items() if not rounds),
+        interrupted,
+    )
 
 
 def _round(session: Session, settings: BenchmarkSettings, key: _Key, trial: int) -> dict[int | None, _Trial]:
@@ -226,14 +254,8 @@ def _run(
 
 
 def _cell(
-    session: Session, key: _Key, rounds: Sequence[dict[int | None, _Trial]], lengths: Sequence[int | None]
+    session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], lengths: Sequence[int | None]
 ) -> Cell:
-    # An answer of a single token has no speed.
-    timed = [one for one in rounds if all(trial.tokens_per_s > 0 for trial in one.values())]
-    if not timed:
-        raise InvalidOptionError(
-            f"every answer of kind {key[0]!r} ended at once, so there is nothing to time; use other --prompts"
-        )
     plain = [one[0].tokens_per_s for one in timed]
     predicted = _predicted(session, key)
 

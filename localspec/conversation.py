@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import ContextOverflowError, PromptError, StoreError
+from localspec.reading import read_whole
 from localspec.registry.partial import write_atomically
 from localspec.text import Message
+from localspec.wording import counted
 
 __all__ = ["Conversation", "Turn", "load_conversation", "parse_messages", "read_messages", "save_conversation"]
 
@@ -102,7 +104,7 @@ class Conversation:
         if size >= capacity:
             what = "the message and the system text take" if self.system else "the message takes"
             raise ContextOverflowError(
-                f"{what} {size} tokens and the context holds {capacity}, one of them for the answer;"
+                f"{what} {counted(size, 'token')} and the context holds {capacity}, one of them for the answer;"
                 " shorten it, or use a larger --ctx"
             )
         goal = capacity // 2 if size <= capacity // 2 else most
@@ -213,10 +215,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _read_json(path: Path) -> Any:
-    if path.is_char_device():  # /dev/zero never ends
-        raise PromptError(f"{path} is a device, and not JSON")
     try:
-        return _parse(path.read_text(encoding="utf-8-sig"), path)
+        return _parse(read_whole(path).decode("utf-8-sig"), path)
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8 text (at byte {error.start}), so not JSON either") from None
 
@@ -242,14 +242,7 @@ def _entries(document: Any, name: object) -> list[Any]:
 
 
 def _message(entry: Any, number: int, name: object) -> Message:
-    if not isinstance(entry, dict) or not {"role", "content"} <= entry.keys():
-        raise PromptError(f'{name}: message {number} must be an object with "role" and "content"')
-    content = entry["content"]
-    if isinstance(content, list):  # OpenAI's form for several parts
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise PromptError(f"{name}: message {number} has a part that is not text; only text can be read")
-        content = "".join(part["text"] for part in content)
     try:
-        return Message(entry["role"], content)
+        return Message.of(entry)
     except PromptError as error:
         raise PromptError(f"{name}: message {number}: {error}") from None

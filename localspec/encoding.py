@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import PromptError, TemplateError
@@ -13,7 +14,7 @@ __all__ = ["Prompt", "PromptEncoder"]
 
 _ASCII_SPACE = " \t\n\v\f\r"
 
-Prompt = str | Sequence[Message | Mapping[str, str]]
+Prompt = str | Sequence[Message | Mapping[str, Any]]
 """A text, or the messages of a conversation."""
 
 
@@ -35,8 +36,8 @@ class PromptEncoder:
         """Return the token ids of a prompt, BOS included where the model wants it.
 
         Args:
-            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings with
-                "role" and "content".
+            prompt: a text, which becomes one user message; or messages, as ``Message`` or as mappings that
+                ``Message.of`` reads.
             raw: take a text as it is, without the chat template.
             special: with ``raw``, let control markers in the text become control tokens. Markers in messages
                 never do.
@@ -92,15 +93,7 @@ def _as_messages(prompt: Prompt) -> list[Message]:
         return [Message("user", prompt)]
     if not isinstance(prompt, Sequence):
         raise PromptError(f"the prompt is {prompt!r}; it must be a text or a list of messages")
-    messages = [_message(m) for m in prompt]
+    messages = [m if isinstance(m, Message) else Message.of(m) for m in prompt]
     if not any(m.content.strip() for m in messages):
         raise PromptError("the prompt is empty; no message has any text")
     return messages
-
-
-def _message(values: object) -> Message:
-    if isinstance(values, Message):
-        return values
-    if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
-        raise PromptError(f"a message is {values!r}; it must have a role and content")
-    return Message(values["role"], values["content"])

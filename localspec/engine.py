@@ -36,6 +36,7 @@ from localspec.sampling import (
     verify_coupled,
     verify_laws,
 )
+from localspec.wording import counted
 
 __all__ = ["Engine", "common_prefix"]
 
@@ -75,8 +76,8 @@ class Engine:
         request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.target.capacity}, one of them"
-                " for the answer; shorten the prompt, or use a larger --ctx"
+                f"the prompt has {counted(len(prompt), 'token')} and the context holds {self.target.capacity}, one"
+                " of them for the answer; shorten the prompt, or use a larger --ctx"
             )
         self._reuse(sequence, prompt)
         generation = Generation(sequence, request, prompt)

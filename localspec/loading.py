@@ -18,6 +18,7 @@ from localspec.errors import InvalidOptionError, OutOfMemoryError, RollbackError
 from localspec.profile import Profile
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import ProfileLookup, look_up_profile, remembered_backend
+from localspec.wording import counted
 
 __all__ = [
     "LoadedPair",
@@ -258,6 +259,6 @@ def _check_memory(headers: list[ModelHeader], tokens: int, *, remedy: str = "a s
     available = psutil.virtual_memory().available
     if needed > available:
         raise OutOfMemoryError(
-            f"caches for {tokens} tokens take {registry.human_bytes(needed)} and {registry.human_bytes(available)}"
-            f" of memory are free; use {remedy}"
+            f"caches for {counted(tokens, 'token')} take {registry.human_bytes(needed)} and"
+            f" {registry.human_bytes(available)} of memory are free; use {remedy}"
         )

@@ -24,6 +24,7 @@ from localspec.records import read_record
 from localspec.registry.partial import store_errors, write_atomically
 
 __all__ = [
+    "WORTHWHILE",
     "ConfidenceAt",
     "DraftTemperatureAt",
     "Estimate",
@@ -43,6 +44,9 @@ __all__ = [
 
 VERSION: Final = 2
 """Of the file's layout; another one is refused."""
+
+WORTHWHILE: Final = 1.02
+"""Predicted speedup below which the noise of a machine is larger than the gain: there nothing is drafted."""
 
 _REMEDY: Final = "measure again with: localspec calibrate"
 
@@ -183,6 +187,17 @@ class Verdict:
     best_num_draft_tokens: int
     predicted_speedup: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.best_num_draft_tokens < len(self.predicted_speedup):
+            raise InvalidOptionError(
+                f"{self.kind} has {self.best_num_draft_tokens} draft tokens for the best, and no speedup of so many"
+            )
+
+    @property
+    def speedup(self) -> float:
+        """What the best draft length is predicted to gain; 1 without drafts."""
+        return self.predicted_speedup[self.best_num_draft_tokens]
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -225,7 +240,7 @@ class Profile:
     @property
     def best_tokens_per_s(self) -> float:
         """Predicted speed at the best draft length, 0 included, on average over kinds of text and temperatures."""
-        gains = [max(verdict.predicted_speedup) for verdict in self.verdicts]
+        gains = [verdict.speedup for verdict in self.verdicts]
         return self.plain_tokens_per_s * (sum(gains) / len(gains) if gains else 1.0)
 
     def draft_temperature(self, temperature: float) -> float | None:
@@ -308,8 +323,9 @@ def predicted_speedups(
 
 
 def best(speedups: Sequence[float]) -> int:
-    """Return the γ of the largest speedup, the smallest one among equals."""
-    return max(range(len(speedups)), key=lambda gamma: (speedups[gamma], -gamma))
+    """Return the γ of the largest speedup, the smallest one among equals; 0 where none is ``WORTHWHILE``."""
+    gamma = max(range(len(speedups)), key=lambda gamma: (speedups[gamma], -gamma))
+    return gamma if speedups[gamma] >= WORTHWHILE else 0
 
 
 # On disk

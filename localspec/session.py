@@ -5,53 +5,28 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import chain, islice
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from localspec.adaptive import AdaptivePolicy
 from localspec.answers import GenerationResult, Stream, TokenEvent, Transcript
 from localspec.backend import Context
 from localspec.backend.choice import BackendChoice
-from localspec.batch_plan import (
-    MAX_PARALLEL,
-    BatchCosts,
-    BatchPlan,
-    BatchPolicy,
-    accepted_prefix,
-    choose_batch,
-    measure_batch,
-)
-from localspec.batching import (
-    Batch,
-    BatchAnswer,
-    BatchOptions,
-    BatchProgress,
-    BatchRequest,
-    JobPreparer,
-)
+from localspec.batch_run import BatchRunner
+from localspec.batching import Batch, BatchAnswer, BatchOptions, BatchProgress, BatchRequest
 from localspec.drafters import Drafter, ModelDrafter
 from localspec.encoding import Prompt, PromptEncoder
 from localspec.engine import Engine
-from localspec.errors import InvalidOptionError, ProfileError, RollbackError
+from localspec.errors import InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step
-from localspec.loading import LoadedPair, check_parallel, check_rollback, load_models, max_parallel, widened
+from localspec.loading import LoadedPair, check_parallel, check_rollback, load_models, widened
 from localspec.lookup import LookupDrafter, LookupOrModel
 from localspec.plans import PlannedContext
-from localspec.policy import FixedPolicy, Policy, check_num_draft_tokens
-from localspec.profile import Profile
+from localspec.policies import PolicyChooser
+from localspec.policy import Policy
 from localspec.sampling import SamplingParams, check_rule, check_seed, fresh_seed
-from localspec.scheduling import Scheduler
 from localspec.text import ChatTemplate, Message, template_source
-from localspec.tuning import (
-    DrafterName,
-    PolicyName,
-    RoughProfile,
-    draft_sampling,
-    measure_roughly,
-    policy_for,
-)
+from localspec.tuning import DrafterName, PolicyName, RoughProfile, draft_sampling, measure_roughly
 
 __all__ = ["GenerationResult", "Prompt", "Session", "Stream", "TokenEvent", "load_pair"]
 
@@ -74,12 +49,11 @@ class Session:
         self.vocabulary = pair.target.model.vocabulary
         self._encoder = PromptEncoder(self.vocabulary, template, name=pair.target.model.path.name)
         self._busy = threading.Lock()
-        self._measured: Profile | RoughProfile | None = pair.profile.profile
-        self._policies: dict[tuple[PolicyName, DrafterName, float], Policy] = {}
+        self._policies = PolicyChooser(pair.profile, has_draft=pair.draft is not None)
         self.default_params = pair.default_params
         self.engine = self._engine_on(pair)
         self._batch: weakref.ref[Batch] | None = None
-        self._batch_costs: BatchCosts | None = None
+        self._batches = BatchRunner(self._encoder)
 
     def _engine_on(self, pair: LoadedPair) -> Engine:
         profile = pair.profile.profile
@@ -205,7 +179,7 @@ class Session:
             pass
         return stream.result()
 
-    def chat(self, messages: Sequence[Message | Mapping[str, str]], **options: Any) -> Stream:
+    def chat(self, messages: Sequence[Message | Mapping[str, Any]], **options: Any) -> Stream:
         """Answer a conversation; what the caches hold of it from the turn before is not read again."""
         return self.stream(messages, **options)
 
@@ -252,7 +226,7 @@ class Session:
             policy=policy,
             rule=check_rule(rule),
         )
-        self._check_policy(num_draft_tokens, policy)
+        self._policies.check(num_draft_tokens, policy)
         batch = Batch(self._run_batch(iter(requests), options, counts, progress), counts)
         self._batch = weakref.ref(batch)
         return batch
@@ -265,57 +239,25 @@ class Session:
         progress: Callable[[BatchProgress], None] | None,
     ) -> Generator[BatchAnswer]:
         with self._exclusively():
-            first = list(islice(requests, options.parallel or MAX_PARALLEL))
-            shared = self._plan_batch(options, len(first), counts)
-            assert counts.plan is not None
-            if counts.plan.parallel > self.pair.target.num_sequences:
-                self.pair = widened(self.pair, counts.plan.parallel)
-                self.engine = self._engine_on(self.pair)
-
-            # What copies cost beside other sequences is not known.
-            plain = self.pair.draft is None and counts.plan.parallel > 1 and not options.num_draft_tokens
-
-            def policy_for(params: SamplingParams) -> Policy:
-                if plain:
-                    return FixedPolicy(0)
-                return shared or self._policy(
-                    options.num_draft_tokens, options.policy, params, self.drafter, nullcontext()
-                )
-
-            preparer = JobPreparer(
-                self._encoder,
-                self.vocabulary,
-                default_params=self.default_params,
-                context=self.context,
-                policy_for=policy_for,
-                profile=self.pair.profile.profile,
+            yield from self._batches.run(
+                self,
+                requests,
+                options,
+                counts,
+                policy_for=lambda params: self._policies.choose(
+                    options.num_draft_tokens, options.policy, params, self.drafter, measure=self._measure
+                ),
+                progress=progress,
             )
-            jobs = preparer.jobs(chain(first, requests), options)
-            scheduler = Scheduler(
-                self.engine, jobs, parallel=counts.plan.parallel, counts=counts, policy=shared, progress=progress
-            )
-            yield from scheduler.run()
 
-    def _plan_batch(self, options: BatchOptions, available: int, counts: BatchProgress) -> BatchPolicy | None:
-        """Decide how many sequences run; return the policy they share, or None if each record has its own."""
-        parallel, num_draft_tokens = options.parallel, options.num_draft_tokens
-        if self.pair.draft is None:
-            num_draft_tokens = 0
-        limit = parallel or max(1, min(available, max_parallel(self.pair, MAX_PARALLEL)))
-        if limit == 1 or (parallel is not None and num_draft_tokens is not None):
-            counts.plan = BatchPlan(limit, num_draft_tokens)
-            return None
-        profile = self.pair.profile.profile
-        if self._batch_costs is None:
-            self.engine.clear()
-            self._batch_costs = measure_batch(self.pair.target, self.pair.draft, profile)
-        accepted = accepted_prefix(profile, self.default_params.temperature, options.rule)
-        counts.plan = choose_batch(
-            self._batch_costs, accepted, max_parallel=limit, parallel=parallel, num_draft_tokens=num_draft_tokens
-        )
-        if counts.plan.parallel == 1 or num_draft_tokens is not None:
-            return None
-        return BatchPolicy(self._batch_costs, accepted, counts.plan, learns=options.policy == "adaptive")
+    def widen(self, num_sequences: int) -> None:
+        """Make room for so many sequences; generations that run cannot go on.
+
+        Raises:
+            OutOfMemoryError: there is no room; all is as it was.
+        """
+        self.pair = widened(self.pair, num_sequences)
+        self.engine = self._engine_on(self.pair)
 
     def advance(self, generation: Generation) -> Step:
         """Run one step; ``Stream`` does."""
@@ -338,77 +280,18 @@ class Session:
         """
         if drafter == "model" and self.pair.draft is None:
             raise InvalidOptionError("there is no draft model; name one with --draft, or use the drafter lookup")
-        return self._policy(num_draft_tokens, name, params, drafter or self.drafter, self._exclusively())
+        return self._policies.choose(
+            num_draft_tokens, name, params, drafter or self.drafter, measure=self._measure_alone
+        )
 
-    def _check_policy(self, num_draft_tokens: int | None, name: PolicyName) -> None:
-        draft = self.pair.draft
-        if num_draft_tokens is not None:
-            check_num_draft_tokens(num_draft_tokens)
-            if num_draft_tokens and draft is None:
-                raise InvalidOptionError(
-                    f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, or use --gamma 0"
-                )
-        elif draft is not None:
-            if name not in get_args(PolicyName):
-                raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
-            if name == "calibrated" and self.pair.profile.profile is None:
-                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
+    def _measure_alone(self) -> RoughProfile:
+        with self._exclusively():
+            return self._measure()
 
-    def _policy(
-        self,
-        num_draft_tokens: int | None,
-        name: PolicyName,
-        params: SamplingParams,
-        drafter: DrafterName,
-        while_measuring: AbstractContextManager[None],
-    ) -> Policy:
-        source = self._source(num_draft_tokens, drafter)
-        if num_draft_tokens is not None:
-            return FixedPolicy(0, num_draft_tokens) if source == "lookup" else FixedPolicy(num_draft_tokens)
-        if name not in get_args(PolicyName):
-            raise InvalidOptionError(f"policy is {name!r}; use one of {', '.join(get_args(PolicyName))}")
-        if self.pair.draft is None and (source == "model" or name == "calibrated"):
-            return FixedPolicy(0)
-        if name == "calibrated" and source == "lookup":
-            raise InvalidOptionError("the policy calibrated is for draft models; use adaptive with lookup")
-        # Kept between generations: what a policy has learned of the text and the machine holds for the next one.
-        key = (name, source, params.temperature)
-        if key not in self._policies:
-            measured = self._measure(name, source, while_measuring)
-            self._policies[key] = policy_for(measured, params, name=name, drafter=source)
-        policy = self._policies[key]
-        if isinstance(policy, AdaptivePolicy):
-            policy.renew()
-        return policy
-
-    def _source(self, num_draft_tokens: int | None, drafter: DrafterName) -> DrafterName:
-        """Return where drafts come from here and now."""
-        if drafter not in get_args(DrafterName):
-            raise InvalidOptionError(f"drafter is {drafter!r}; use one of {', '.join(get_args(DrafterName))}")
-        alone = self.pair.draft is None
-        if drafter == "model" and alone and num_draft_tokens:
-            raise InvalidOptionError(
-                f"{num_draft_tokens} draft tokens need a draft model; name one with --draft, draft by lookup"
-                " (--drafter lookup), or use --gamma 0"
-            )
-        if drafter != "auto":
-            return drafter
-        if alone:
-            return "lookup"
-        return "auto" if num_draft_tokens is None else "model"
-
-    def _measure(
-        self, name: PolicyName, source: DrafterName, while_measuring: AbstractContextManager[None]
-    ) -> Profile | RoughProfile | None:
-        """Return what is known of costs, measured if a draft model needs it and it is not known."""
-        if self._measured is None:
-            if name == "calibrated":
-                raise ProfileError(f"{self.pair.profile.problem}, or leave out --policy calibrated")
-            if self.pair.draft is not None and source != "lookup":
-                with while_measuring:
-                    self.engine.clear()
-                    self._measured = measure_roughly(self.pair.target, self.pair.draft)
-        return self._measured
+    def _measure(self) -> RoughProfile:
+        assert self.pair.draft is not None
+        self.engine.clear()
+        return measure_roughly(self.pair.target, self.pair.draft)
 
     def _exclusively(self) -> _Exclusive:
         return _Exclusive(self._busy)

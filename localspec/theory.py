@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from localspec.errors import InvalidOptionError
+from localspec.wording import counted
 
 __all__ = [
     "batch_throughput",
@@ -290,8 +291,8 @@ def _verify_cost(values: Sequence[float] | None, gamma: int) -> list[float] | No
     costs = [_number(value, f"verify_cost[{index}]") for index, value in enumerate(values)]
     if len(costs) < gamma + 1:
         raise InvalidOptionError(
-            f"verify_cost has {len(costs)} entries; drafting {gamma} tokens needs {gamma + 1}, "
-            f"the cost of a target pass over 1 to {gamma + 1} tokens"
+            f"verify_cost has {counted(len(costs), 'number')}; drafting {counted(gamma, 'token')} needs"
+            f" {gamma + 1}, the cost of a target pass over 1 to {gamma + 1} tokens"
         )
     for index, cost in enumerate(costs):
         if cost <= 0:

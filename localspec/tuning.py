@@ -17,7 +17,16 @@ from localspec.curves import CostCurve, CostCurves, PassCost
 from localspec.errors import ProfileError
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, Policy
-from localspec.profile import KindAgreement, Profile, ProfileKey, SamplerCost, find, load_all, predicted_speedups
+from localspec.profile import (
+    KindAgreement,
+    Profile,
+    ProfileKey,
+    SamplerCost,
+    best,
+    find,
+    load_all,
+    predicted_speedups,
+)
 from localspec.registry import cache_dir
 from localspec.sampling import SamplingParams, draft_params
 
@@ -48,7 +57,6 @@ DrafterName = Literal["auto", "model", "lookup"]
 PROFILE_DEPTH = 256
 """Tokens in the cache for which speedups are predicted: a short chat, or a function being written."""
 
-_WORTHWHILE = 1.02  # predicted speedup below which the noise of a machine is larger than the gain
 _ROUGH_SIZES = (1, 2, 4, 8, 16)
 POOLED = "all"
 """The kind of text that stands for all kinds together."""
@@ -239,16 +247,15 @@ def policy_for(
         costs = _limited(_Costs(source.target, source.draft), max_draft_tokens)
         return AdaptivePolicy(costs, UNCALIBRATED, worthwhile=drafter != "lookup", lookup=lookup)
     speedups = {a.kind: _speedups(source, a) for a in agreements_at(source, params.temperature)}
-    gains = [max(speed) for speed in speedups.values()]
     if name == "calibrated":
         pooled = speedups.get(POOLED) or next(iter(speedups.values()))
-        return FixedPolicy(max(range(len(pooled)), key=pooled.__getitem__))
+        return FixedPolicy(best(pooled))
     plans = (source.target_plan, source.draft_plan)
     model = min(source.confidence, key=lambda c: abs(c.temperature - params.temperature)).model
     return AdaptivePolicy(
         _limited(_Costs(source.target, source.draft, plans, source.sampler), max_draft_tokens),
         model,
-        worthwhile=drafter != "lookup" and max(gains) >= _WORTHWHILE,
+        worthwhile=drafter != "lookup" and any(best(speed) for speed in speedups.values()),
         lookup=lookup,
     )
 

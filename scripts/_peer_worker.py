@@ -2,9 +2,9 @@
 
     python scripts/_peer_worker.py KIND THREADS CONTEXT TARGET [DRAFT]
 
-KIND is localspec, llama-cpp-python or llama-cpp-python-lookup. A request has the fields of ``_peers.Job`` and those
-of ``_peers.SAMPLING``. The answer is ``{"token": id}`` for each token and last ``{"done": true, "steps": n}``.
-localspec also answers ``{"encode": text}`` with the ids of the prompt.
+KIND is localspec-llamacpp, localspec-ik, llama-cpp-python or llama-cpp-python-lookup. A request has the fields of
+``_peers.Job`` and those of ``_peers.SAMPLING``. The answer is ``{"token": id}`` for each token and last
+``{"done": true, "steps": n}``. localspec also answers ``{"encode": text}`` with the ids of the prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT))
 Replies = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
 
 
-def localspec_session(threads: int, context: int, target: str, draft: str | None) -> Replies:
+def localspec_session(threads: int, context: int, target: str, draft: str | None, *, backend: Any) -> Replies:
     """Serve a ``Session``."""
     import localspec
 
-    session = localspec.load_pair(target=target, draft=draft, threads=threads, context=context)
+    session = localspec.load_pair(target=target, draft=draft, threads=threads, context=context, backend=backend)
 
     def replies(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if "encode" in job:
@@ -81,8 +81,11 @@ def llama_cpp_python(threads: int, context: int, target: str, *, lookup: bool) -
 
 def main() -> int:
     kind, threads, context, target, *drafts = sys.argv[1:]
-    if kind == "localspec":
-        replies = localspec_session(int(threads), int(context), target, drafts[0] if drafts else None)
+    if kind.startswith("localspec"):
+        backend = kind.removeprefix("localspec-")
+        replies = localspec_session(
+            int(threads), int(context), target, drafts[0] if drafts else None, backend=backend
+        )
     else:
         replies = llama_cpp_python(int(threads), int(context), target, lookup=kind.endswith("lookup"))
     print(json.dumps({"ready": True}), flush=True)

@@ -277,9 +277,9 @@ class Launcher:
     threads: int
     context: int
 
-    def localspec(self, *, speculative: bool) -> Worker:
+    def localspec(self, *, speculative: bool, backend: str = "llamacpp") -> Worker:
         """Return localspec's own session."""
-        return self._python("localspec", draft=speculative)
+        return self._python(f"localspec-{backend}", draft=speculative)
 
     def llama_cpp_python(self, *, lookup: bool) -> Worker:
         """Return llama-cpp-python's ``Llama``, plain or with its prompt-lookup draft."""

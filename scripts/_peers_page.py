@@ -57,6 +57,21 @@ def comparisons(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def kinds(data: dict[str, Any]) -> str:
+    """Return localspec's own choice over llama-server's best setting, by kind of text."""
+    lines = ["| | T | text | best of llama-server | localspec, auto | on ik_llama.cpp |", "|---|---|---|---|---|---|"]
+    for pair, found in data["results"].items():
+        for temperature, cell in found["temperatures"].items():
+            for kind, value in cell["kinds"].items():
+                shown = [
+                    _spread(value["ratios"][name]["tokens_per_s"]) if name in value["ratios"] else ""
+                    for name in ("localspec, auto", "localspec on ik, auto")
+                ]
+                best = value["best of llama-server"].removeprefix("llama-server, ")
+                lines.append(f"| {' | '.join([FILES.get(pair, pair), temperature, kind, best, *shown])} |")
+    return "\n".join(lines) + "\n"
+
+
 def setting(data: dict[str, Any]) -> str:
     """Return what was run, in a sentence, and the picture."""
     machine, settings = data["machine"], data["settings"]

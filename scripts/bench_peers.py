@@ -3,6 +3,8 @@
     python scripts/setup_peers.py               once: builds llama-server, fetches node-llama-cpp
     python scripts/bench_peers.py               writes benchmarks/peers.json
     python scripts/bench_peers.py --quick       fewer sides, rounds and tokens; writes nothing unless --output
+    python scripts/bench_peers.py --kinds code editing prose --sides "server|auto" --rounds 15
+                                                only these kinds of text, only sides whose name matches
 
 In a round every side answers the same prompt, one after the other, at each temperature; rounds go through the kinds
 of text and alternate their order. Each side is a process of its own that lives for its turn only, so that no idle one
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +29,11 @@ from _bench import RESULTS, Spread, machine, ratios
 from _peers import Answer, Job, Launcher, Peer, PeerError, memory
 from setup_peers import PEERS_FILE, default_folder
 
+from localspec.backend.ik_library import find_library
 from localspec.backend.threads import usable_cores
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts, take_turns
+from localspec.errors import BackendError
 from localspec.loading import find_files
-from localspec.tuning import look_up_profile
 
 PAIRS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-f16")
 TEMPERATURES = (0.0, 0.8)
@@ -40,6 +44,7 @@ CONTEXT = 4096
 WARM_UP_TOKENS = 12
 
 SERVER, LLAMA_CPP_PYTHON, NODE, OURS = "llama-server", "llama-cpp-python", "node-llama-cpp", "localspec"
+AUTOMATIC = (f"{OURS}, auto", f"{OURS} on ik, auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class Cell:
         """Return tokens_per_s, decoded_per_s or first_s of each round."""
         return [getattr(answer, quantity) for answer in self.answers]
 
+    def of(self, rounds: Sequence[int]) -> Cell:
+        """Return what it did in some of the rounds."""
+        return Cell([self.answers[i] for i in rounds], self.peak_bytes, self.resident_bytes)
+
     def summary(self, baseline: Cell) -> dict[str, Any]:
         """Return what the committed file holds of it; ``baseline`` is what speeds are compared with."""
         steps = sum(answer.steps or 0 for answer in self.answers)
@@ -97,15 +106,16 @@ Cells = dict[tuple[float, str], Cell]
 def main() -> int:
     options = _options()
     peers = json.loads((options.peers / PEERS_FILE).read_text(encoding="utf-8"))
-    prompts = take_turns(built_in_prompts())[: options.rounds]
+    prompts = take_turns([p for p in built_in_prompts() if p.kind in options.kinds])[: options.rounds]
     results: dict[str, Any] = {}
     for pair in options.pairs:
         files = find_files(pair, progress=True)
         assert files.draft is not None
         launcher = Launcher(files.target, files.draft, usable_cores(), CONTEXT)
-        cells = run_pair(launcher, sides(launcher, peers, options.lengths, quick=options.quick), prompts, options)
-        profile = look_up_profile(files.target, files.draft, threads=None).profile is not None
-        results[pair] = {"profile": profile, "temperatures": report(cells, options.lengths)}
+        everyone = chosen(sides(launcher, peers, options.lengths, quick=options.quick), options.sides)
+        cells = run_pair(launcher, everyone, prompts, options)
+        kinds = [prompt.kind for prompt in prompts]
+        results[pair] = {"temperatures": report(cells, options.lengths, kinds)}
     settings = {
         "rounds": options.rounds,
         "kinds": [prompt.kind for prompt in prompts],
@@ -127,6 +137,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer sides, rounds and tokens: six minutes at most")
     parser.add_argument("--rounds", type=int, help="how often each side answers (default 10, quick: 1)")
     parser.add_argument("--tokens", type=int, help="of each answer, at most (default 128, quick: 48)")
+    parser.add_argument("--kinds", nargs="+", default=sorted({p.kind for p in built_in_prompts()}), help="of text")
+    parser.add_argument("--sides", default="", help="a regular expression: which sides run, by name")
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS), help="names in models.toml")
     parser.add_argument("--peers", type=Path, default=default_folder(), help="what scripts/setup_peers.py filled")
     parser.add_argument("--output", type=Path, help="where to write (default benchmarks/peers.json, quick: nowhere)")
@@ -147,6 +159,13 @@ def sides(launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, 
         name = f"{SERVER}, draft {length}"
         found.append(Side(partial(launcher.llama_server, program, draft_tokens=length), [Setting(name)]))
     found.append(Side(partial(launcher.localspec, speculative=True), ours))
+    try:
+        find_library()
+    except BackendError as error:
+        print(f"without ik_llama.cpp: {error}", file=sys.stderr)
+    else:
+        fast = [Setting(f"{OURS} on ik, plain", 0), Setting(f"{OURS} on ik, auto")]
+        found.append(Side(partial(launcher.localspec, speculative=True, backend="ik"), fast))
     warm = [temperature for temperature in TEMPERATURES if temperature]  # at 0 both ways to draw are one
     for length in lengths:
         name = f"{SERVER}, draft {length}, probabilistic"
@@ -166,6 +185,13 @@ def sides(launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, 
             start = partial(launcher.node, peers["node"], peers["node_folder"], speculative=speculative)
             found.append(Side(start, [Setting(name)]))
     return found
+
+
+def chosen(everyone: Sequence[Side], pattern: str) -> list[Side]:
+    """Return the sides with the settings whose name matches; plain llama-server is what all are compared with."""
+    wanted = re.compile(f"^{SERVER}, plain$|{pattern}")
+    kept = (Side(side.launch, [s for s in side.settings if wanted.search(s.name)]) for side in everyone)
+    return [side for side in kept if side.settings]
 
 
 def run_pair(
@@ -219,8 +245,8 @@ def _turn(peer: Peer, settings: Sequence[Setting], jobs: _Jobs) -> Iterator[tupl
                 yield temperature, setting, peer.ask(jobs.at(temperature, setting))
 
 
-def report(cells: Cells, lengths: Sequence[int]) -> dict[str, Any]:
-    """Return summaries of all cells, and the comparisons that matter, by temperature."""
+def report(cells: Cells, lengths: Sequence[int], kinds: Sequence[str]) -> dict[str, Any]:
+    """Return summaries of all cells, and the comparisons that matter, by temperature and by kind of text."""
     found = {}
     for temperature in TEMPERATURES:
         here = {name: cell for (t, name), cell in cells.items() if t == temperature}
@@ -228,34 +254,49 @@ def report(cells: Cells, lengths: Sequence[int]) -> dict[str, Any]:
         found[f"{temperature:g}"] = {
             "sides": {name: here[name].summary(baseline) for name in sorted(here)},
             "ratios": comparisons(here, lengths),
+            "kinds": by_kind(here, kinds),
         }
     return found
 
 
 def comparisons(cells: dict[str, Cell], lengths: Sequence[int]) -> dict[str, Any]:
     """Return localspec over llama-server: at the same draft length, and each at its best; over 1 is faster."""
+    likes = [
+        (f"{OURS}, γ {length}", f"{SERVER}, draft {length}{sampling}")
+        for length in lengths
+        for sampling in ("", ", probabilistic")
+    ]
+    likes.append((f"{OURS}, plain", f"{SERVER}, plain"))
+    likes += [(name, best_of(cells, SERVER)) for name in AUTOMATIC]
+    return {
+        f"{ours} / {theirs}{' (its best)' if ours in AUTOMATIC else ''}": over(cells[ours], cells[theirs])
+        for ours, theirs in likes
+        if {ours, theirs} <= cells.keys()
+    }
 
-    def over(ours: str, theirs: str) -> dict[str, Any]:
-        pairs = {q: (cells[ours].per_round(q), cells[theirs].per_round(q)) for q in ("tokens_per_s", "decoded_per_s")}
-        first = ratios(cells[ours].per_round("first_s"), cells[theirs].per_round("first_s"))
-        return {
-            **{quantity: ratios(top, bottom) for quantity, (top, bottom) in pairs.items()},
-            "first_s": first,
-            "peak_bytes": cells[ours].peak_bytes / cells[theirs].peak_bytes,
-        }
 
-    found = {}
-    for length in lengths:
-        for name in (f"{SERVER}, draft {length}", f"{SERVER}, draft {length}, probabilistic"):
-            if name in cells:
-                found[f"{OURS}, γ {length} / {name}"] = over(f"{OURS}, γ {length}", name)
-    found[f"{OURS}, plain / {SERVER}, plain"] = over(f"{OURS}, plain", f"{SERVER}, plain")
-    best = max(
-        (name for name in cells if name.startswith(SERVER)),
-        key=lambda name: Spread.of(cells[name].per_round("tokens_per_s")).median,
-    )
-    found[f"{OURS}, auto / {best} (its best)"] = over(f"{OURS}, auto", best)
+def by_kind(cells: dict[str, Cell], kinds: Sequence[str]) -> dict[str, Any]:
+    """Return localspec's own choice over llama-server's best setting for each kind of text, best in hindsight."""
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(kinds):
+        here = {name: cell.of([i for i, k in enumerate(kinds) if k == kind]) for name, cell in cells.items()}
+        best = best_of(here, SERVER)
+        ratios_here = {name: over(here[name], here[best]) for name in AUTOMATIC if name in here}
+        found[kind] = {"best of llama-server": best, "ratios": ratios_here}
     return found
+
+
+def best_of(cells: dict[str, Cell], program: str) -> str:
+    """Return the setting of a program that was fastest."""
+    names = (name for name in cells if name.startswith(program))
+    return max(names, key=lambda name: Spread.of(cells[name].per_round("tokens_per_s")).median)
+
+
+def over(ours: Cell, theirs: Cell) -> dict[str, Any]:
+    """Return one side over another, round by round."""
+    quantities = ("tokens_per_s", "decoded_per_s", "first_s")
+    found: dict[str, Any] = {q: ratios(ours.per_round(q), theirs.per_round(q)) for q in quantities}
+    return found | {"peak_bytes": ours.peak_bytes / theirs.peak_bytes}
 
 
 def _plain(value: Spread) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Prediction against measurement, and the automatic policy against every fixed draft length.
 
     python scripts/bench_policy.py                   writes benchmarks/policy.json
-    python scripts/bench_policy.py --pairs NAME      measures one pair again, and keeps the others' cells
+    python scripts/bench_policy.py --pairs NAME --kinds code prose
+                                                     measures these cells again, and keeps the others
 
 Both pairs are calibrated first, in processes of their own, for ``auto`` to have profiles of this run. Agreement is
 then measured as calibration does it, on the prompts of the benchmark and several samples of each at a temperature.
@@ -17,7 +18,7 @@ medians over trials, since now and then a shared machine stalls.
 
 A prediction has two sources, agreement and costs. On a shared machine costs move within minutes: a pass over one
 token lives on memory bandwidth that neighbours take, a pass over several does not. So ``predicted`` takes costs
-that are sampled anew in every round, with calibration's own formula.
+that are sampled anew before every side of a round, with calibration's own formula, and is the median over rounds.
 """
 
 from __future__ import annotations
@@ -58,23 +59,30 @@ SAMPLES = 3
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--budget", default="240s")
     parser.add_argument("--no-calibrate", action="store_true", help="use the profiles there are")
     options = parser.parse_args()
-    cells = kept(options.pairs)
+    cells = kept(options.pairs, options.kinds)
     for pair in options.pairs:
         if not options.no_calibrate:
             calibrate(pair, options.budget)
         session = load_pair(pair, context=2048)
-        agreements = measure_agreement(session, options.trials, options.tokens)
-        for kind in KINDS:
+        agreements = measure_agreement(session, options.kinds, options.trials, options.tokens)
+        for kind in options.kinds:
             for temperature in TEMPERATURES:
                 found = next(a for a in agreements if (a.kind, a.temperature) == (kind, temperature))
                 cells.append(cell(session, pair, found, options.trials, options.tokens))
                 print(line(cells[-1]), file=sys.stderr)
+                save(cells, options)
         session.close()
+    return 0
+
+
+def save(cells: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    cells.sort(key=lambda c: (PAIRS.index(c["pair"]), KINDS.index(c["kind"]), c["temperature"]))
     errors = [abs(c["predicted"][g] / c["measured"][g]["even"] - 1) for c in cells for g in c["predicted"]]
     summary = {
         "prediction error, median": median(errors),
@@ -84,16 +92,15 @@ def main() -> int:
     }
     settings = {"trials": options.trials, "tokens": options.tokens, "lengths": LENGTHS, "rule": "block"}
     write("policy", settings, {"cells": cells, "summary": summary})
-    return 0
 
 
-def kept(pairs: list[str]) -> list[dict[str, Any]]:
-    """Return the cells of other pairs from the last run."""
+def kept(pairs: list[str], kinds: list[str]) -> list[dict[str, Any]]:
+    """Return the cells of the last run that are not measured again."""
     path = RESULTS / "policy.json"
     if not path.exists():
         return []
     cells = json.loads(path.read_text(encoding="utf-8"))["results"]["cells"]
-    return [cell for cell in cells if cell["pair"] not in pairs]
+    return [cell for cell in cells if cell["pair"] not in pairs or cell["kind"] not in kinds]
 
 
 def bench_prompts(kind: str, trials: int) -> list[str]:
@@ -106,7 +113,7 @@ def calibrate(pair: str, budget: str) -> None:
     subprocess.run([*command, "--budget", budget], check=True, stdout=subprocess.DEVNULL)
 
 
-def measure_agreement(session: Session, trials: int, tokens: int) -> list[KindAgreement]:
+def measure_agreement(session: Session, kinds: list[str], trials: int, tokens: int) -> list[KindAgreement]:
     """Do what calibration does, on the prompts of the benchmark, as long as it takes."""
     pair, profile = session.pair, session.pair.profile.profile
     assert pair.draft is not None
@@ -122,7 +129,7 @@ def measure_agreement(session: Session, trials: int, tokens: int) -> list[KindAg
         for context in (pair.target, pair.draft)
     )
     found: list[KindAgreement] = []
-    prompts = [CalibrationPrompt(kind, text) for kind in KINDS for text in bench_prompts(kind, trials)]
+    prompts = [CalibrationPrompt(kind, text) for kind in kinds for text in bench_prompts(kind, trials)]
     for temperature in TEMPERATURES:
         plan = AgreementPlan(params=SamplingParams(), temperatures=(temperature,), tokens_per_prompt=tokens)
         observations = observe(
@@ -165,33 +172,46 @@ def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens:
     sides = {"auto": side("auto", None)} | {str(g): side(str(g), g) for g in LENGTHS} | {"again": side("again", None)}
     for name in LENGTHS:
         session.generate(prompts[0], params, max_tokens=4, num_draft_tokens=name, seed=0)
-    costs: dict[tuple[str, int], list[float]] = {}
-    sides |= {"costs": lambda: sample_costs(session, costs)}
-    speeds = alternate(sides, trials, warm_up=False)
+    costs: list[Costs] = [{} for _ in range(trials)]
+
+    def after_costs(run: Callable[[], float], name: str) -> Callable[[], float]:
+        def both() -> float:
+            sample_costs(session, costs[len(results[name])])
+            return run()
+
+        return both
+
+    speeds = alternate({name: after_costs(run, name) for name, run in sides.items()}, trials, warm_up=False)
     texts = {
         name: [transcript(session, prompts[i % len(prompts)], r, params) for i, r in enumerate(past)]
         for name, past in results.items()
     }
-    step_s = {g: seconds_per_step(results[str(g)]) for g in LENGTHS}
+    step_s = {g: [seconds_per_step(r) for r in results[str(g)]] for g in LENGTHS}
     everything = [text for written in texts.values() for text in written]
-    even = {g: steps_of(everything, g) / step_s[g] for g in LENGTHS}
+    # Round by round, since the machine's pace is of the minute.
+    relative_s = {g: median(one / plain for one, plain in zip(step_s[g], step_s[0], strict=True)) for g in LENGTHS}
+    even = {g: steps_of(everything, g) / relative_s[g] for g in LENGTHS}
     own = texts["auto"] + texts["again"]
-    best = max(LENGTHS, key=lambda g: steps_of(own, g) / step_s[g])
-    # The run's own text at the best length's pace, against the run.
+    best = max(LENGTHS, key=lambda g: steps_of(own, g) / relative_s[g])
+    # The run's own text at the best length's pace in that round, against the run.
     over_best = [
-        len(text) / steps_of([text], best) * step_s[best] / result.stats.wall_s
-        for result, text in zip(results["auto"] + results["again"], own, strict=True)
+        len(text) / steps_of([text], best) * pace / result.stats.wall_s
+        for result, text, pace in zip(results["auto"] + results["again"], own, step_s[best] * 2, strict=True)
     ]
     auto = speeds["auto"] + speeds["again"]
     profile = session.pair.profile.profile
     assert profile is not None
-    predicted = predicted_speedups(
-        found.block.tokens_per_step,
-        target=curves(costs, "target"),
-        draft=curves(costs, "draft"),
-        depth=COST_DEPTH,
-        sampler=profile.sampler,
-    )
+    by_round = [
+        predicted_speedups(
+            found.block.tokens_per_step,
+            target=curves(sampled, "target"),
+            draft=curves(sampled, "draft"),
+            depth=COST_DEPTH,
+            sampler=profile.sampler,
+        )
+        for sampled in costs
+    ]
+    predicted = {g: median(speedups[g] for speedups in by_round) for g in LENGTHS}
     return {
         "pair": pair,
         "kind": kind,
@@ -215,7 +235,11 @@ def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens:
     }
 
 
-def sample_costs(session: Session, costs: dict[tuple[str, int], list[float]]) -> float:
+Costs = dict[tuple[str, int], list[float]]
+"""Seconds of passes, by model and tokens."""
+
+
+def sample_costs(session: Session, costs: Costs) -> None:
     """Time passes as the engine makes them, with ``COST_DEPTH`` tokens in the caches."""
     profile, draft = session.pair.profile.profile, session.pair.draft
     assert profile is not None
@@ -227,25 +251,24 @@ def sample_costs(session: Session, costs: dict[tuple[str, int], list[float]]) ->
     ]
     for name, context, sizes in models:
         context.decode([Span(0, range(1000, 1000 + COST_DEPTH), 0)])
-        for size in sizes * 3:
+        for size in sizes:
             started = perf_counter()
             context.decode([Span(0, range(2000, 2000 + size), size if name == "target" else 1)])
             costs.setdefault((name, size), []).append(perf_counter() - started)
             context.truncate(0, COST_DEPTH)
         context.truncate(0, 0)
-    return 0.0
 
 
-def curves(costs: dict[tuple[str, int], list[float]], model: str) -> CostCurves:
+def curves(costs: Costs, model: str) -> CostCurves:
     points = [
         PassCost(size, size, median(times), 0.0, len(times)) for (name, size), times in costs.items() if name == model
     ]
     return CostCurves((CostCurve(COST_DEPTH, tuple(points)),))
 
 
-def seconds_per_step(results: list[GenerationResult]) -> float:
-    """The median over runs; the step that reads the prompt is not counted."""
-    return median(r.stats.wall_s / (r.stats.steps - 1) for r in results)
+def seconds_per_step(result: GenerationResult) -> float:
+    """Without the step that reads the prompt."""
+    return result.stats.wall_s / (result.stats.steps - 1)
 
 
 def steps_of(texts: list[Transcript], num_draft_tokens: int) -> float:

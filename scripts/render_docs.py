@@ -68,14 +68,14 @@ def transcript() -> str:
 
 
 def rules_table() -> str:
-    lines = ["| pair | rule | γ = 1 | 2 | 4 | 8 |", "|---|---|---|---|---|---|"]
-    for name, pair in PAIRS.items():
-        agreements = load(f"calibrate-{pair}")["profile"]["agreement"]
-        found = next(a for a in agreements if a["kind"] == "all" and a["temperature"] == 0.8)
+    lines = ["| | rule | γ = 1 | 2 | 4 | 8 |", "|---|---|---|---|---|---|"]
+    results = load("rules")["results"]
+    for name, row in results.items():
         for rule in ("token", "block"):
-            cells = [f"{found[rule][gamma]['value']:.2f}" for gamma in (1, 2, 4, 8)]
+            cells = [f"{row[rule][gamma]:.2f}" for gamma in (1, 2, 4, 8)]
             lines.append(f"| {name} | {rule} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    tokens = ", ".join(str(row["tokens"]) for row in results.values())
+    return "\n".join([*lines, "", f"Tokens of text: {tokens}.", ""])
 
 
 def sampling_table() -> str:
@@ -164,9 +164,9 @@ def agreement_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def of_peers(part: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
-    """Return ``part`` of the comparison with other programs."""
-    return lambda: part(load("peers")) if PEERS.exists() else UNMEASURED
+def of_peers(part: Callable[[dict[str, Any]], str], name: str = "peers") -> Callable[[], str]:
+    """Return ``part`` of a comparison with other programs."""
+    return lambda: part(load(name)) if (PEERS.parent / f"{name}.json").exists() else UNMEASURED
 
 
 def backends_table() -> str:
@@ -237,6 +237,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "peers": of_peers(_peers_page.tables),
     "peer ratios": of_peers(_peers_page.comparisons),
     "peer setting": of_peers(_peers_page.setting),
+    "peer kinds": of_peers(_peers_page.kinds, "peers-kinds"),
 }
 
 if __name__ == "__main__":

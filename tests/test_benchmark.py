@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from localspec.benchmark import BenchmarkSettings, Cell, Side, Spread, alternate, benchmark, ratios
+from localspec.cli import bench as bench_command
+from localspec.cli import main
 from localspec.cli.bench import _lengths, _numbers, _panel, _prompts, table
 from localspec.errors import InvalidOptionError
 from localspec.sampling import SamplingParams
@@ -20,12 +24,22 @@ GREEDY = SamplingParams(temperature=0)
 class Recording:
     """Stands for a session: notes what is asked of it, and answers with statistics of its own making."""
 
-    def __init__(self, *, tokens: int = 10, interrupt_at: int | None = None, verdicts: Any = None) -> None:
+    default_params = PARAMS
+
+    def __init__(
+        self,
+        *,
+        tokens: int = 10,
+        interrupt_at: int | None = None,
+        verdicts: Any = None,
+        ends_at_once: float | None = None,
+    ) -> None:
         profile = None if verdicts is None else SimpleNamespace(verdicts=verdicts)
         self.pair = SimpleNamespace(draft=object(), profile=ProfileLookup(profile, None))  # type: ignore[arg-type]
         self.asked: list[tuple[str, float, int | None, int]] = []
         self._tokens = tokens
         self._interrupt_at = interrupt_at
+        self._ends_at_once = ends_at_once
 
     def generate(self, prompt: str, params: SamplingParams, **options: Any) -> Any:
         if len(self.asked) == self._interrupt_at:
@@ -33,6 +47,8 @@ class Recording:
         gamma = options["num_draft_tokens"]
         self.asked.append((prompt, params.temperature, gamma, options["seed"]))
         speed = {0: 10.0, 2: 15.0, None: 20.0}[gamma] + options["seed"] if self._tokens > 1 else 0.0
+        if params.temperature == self._ends_at_once:
+            speed = 0.0
         drafted = {0: 0, 2: 2, None: 3}[gamma] * 5
         return SimpleNamespace(
             stats=SimpleNamespace(tokens_per_s=speed, tokens=self._tokens, steps=5, drafted=drafted)
@@ -67,7 +83,7 @@ def test_spreads() -> None:
 
 def test_every_side_runs_the_same_prompt_and_seed() -> None:
     session = Recording()
-    cells = benchmark(session, settings())  # type: ignore[arg-type]
+    cells = benchmark(session, settings()).cells  # type: ignore[arg-type]
     asked = session.asked[2:]  # what warms up
     assert len(asked) == 2 * 2 * 3
     first = asked[:3]
@@ -91,19 +107,22 @@ def test_predictions_stand_beside_what_they_are_about() -> None:
         SimpleNamespace(kind="letters", temperature=0.0, predicted_speedup=(1.0, 1.2, 1.4)),
         SimpleNamespace(kind="all", temperature=0.8, predicted_speedup=(1.0, 0.8)),
     ]
-    cold, hot = benchmark(Recording(verdicts=verdicts), settings())  # type: ignore[arg-type]
+    cold, hot = benchmark(Recording(verdicts=verdicts), settings()).cells  # type: ignore[arg-type]
     assert [side.predicted for side in cold.sides] == [1.4, 1.4]
     assert [side.predicted for side in hot.sides] == [1.0, None]
 
 
 def test_a_budget_ends_after_whole_rounds() -> None:
-    (cell,) = benchmark(Recording(), settings(temperatures=(0.0,), trials=50, budget_s=1e-9))  # type: ignore[arg-type]
-    assert cell.trials == 1
+    brief = settings(temperatures=(0.0,), trials=50, budget_s=1e-9)
+    timings = benchmark(Recording(), brief)  # type: ignore[arg-type]
+    assert [cell.trials for cell in timings.cells] == [1]
+    assert not timings.interrupted
 
 
 def test_an_interrupt_keeps_what_there_is() -> None:
-    cells = benchmark(Recording(interrupt_at=2 + 6 + 4), settings())  # type: ignore[arg-type]
-    assert [cell.trials for cell in cells] == [2, 1]
+    timings = benchmark(Recording(interrupt_at=2 + 6 + 4), settings())  # type: ignore[arg-type]
+    assert [cell.trials for cell in timings.cells] == [2, 1]
+    assert timings.interrupted
     with pytest.raises(KeyboardInterrupt):
         benchmark(Recording(interrupt_at=4), settings())  # type: ignore[arg-type]
 
@@ -111,6 +130,31 @@ def test_an_interrupt_keeps_what_there_is() -> None:
 def test_answers_without_a_speed_are_an_error() -> None:
     with pytest.raises(InvalidOptionError, match="ended at once"):
         benchmark(Recording(tokens=1), settings())  # type: ignore[arg-type]
+
+
+def test_a_cell_without_a_speed_does_not_cost_the_others() -> None:
+    timings = benchmark(Recording(ends_at_once=0.8), settings())  # type: ignore[arg-type]
+    assert [cell.temperature for cell in timings.cells] == [0.0]
+    assert timings.untimed == (("letters", 0.8),)
+
+
+@pytest.mark.parametrize("interrupt_at", [4, 2 + 6 + 4])
+def test_an_interrupted_bench_leaves_with_130_and_what_it_has(
+    interrupt_at: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = Recording(interrupt_at=interrupt_at)
+    monkeypatch.setattr(bench_command, "open_session", lambda values: nullcontext(timed))
+    monkeypatch.setattr(bench_command, "what_runs", lambda session: {"target": "a.gguf", "draft": "b.gguf"})
+    code = main(["bench", "--kinds", "prose", "--gamma", "auto,2", "--temperatures", "0,0.8", "--json"])
+    printed = capsys.readouterr()
+    assert code == 130
+    assert printed.err.startswith("interrupted")
+    if interrupt_at == 4:
+        assert printed.out == ""
+    else:
+        record = json.loads(printed.out)
+        assert (record["target"], record["interrupted"]) == ("a.gguf", True)
+        assert [cell["trials"] for cell in record["cells"]] == [2, 1]
 
 
 @pytest.mark.parametrize(

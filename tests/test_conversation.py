@@ -141,14 +141,14 @@ BAD = [
     (b"[" * 100_000, "is JSON nested too deep"),
     (b"{}", "holds no messages"),
     (b'{"messages": 3}', "holds no messages"),
-    ([3], "message 1 must be an object"),
-    ([{"role": "user"}], "message 1 must be an object"),
+    ([3], "message 1: a message is 3; it must be an object"),
+    ([{"role": "user"}], "message 1: a message is .* must be an object"),
     ([user(3)], "message 1: the content"),
     ([user(None)], "message 1: the content"),
     ([{"role": "wizard", "content": ""}], "message 1: a message has the role 'wizard'"),
     ([{"role": ["user"], "content": ""}], "message 1: a message has the role"),
     ([user("\ud800")], "message 1: .* not text"),
-    ([user([{"type": "image_url", "image_url": "x"}])], "message 1 has a part that is not text"),
+    ([user([{"type": "image_url", "image_url": "x"}])], "message 1: a user message has a part that is not text"),
     ({"format": "localspec conversation", "version": 2, "messages": []}, "of version 2"),
 ]
 BAD_TALKS = [
@@ -186,10 +186,28 @@ def test_messages_as_others_write_them(tmp_path):
         read_messages(None, "hello")
 
 
+def test_a_developer_gives_the_system_text_and_null_is_no_text(tmp_path):
+    entries = [
+        {"role": "developer", "content": "Be brief."},
+        user("a"),
+        {"role": "assistant", "content": None, "refusal": None},
+        user("b"),
+    ]
+    read = read_messages(write(tmp_path / "messages.json", entries))
+    assert read == [
+        Message("system", "Be brief."),
+        Message("user", "a"),
+        Message("assistant", ""),
+        Message("user", "b"),
+    ]
+    talk = load_conversation(write(tmp_path / "talk.json", entries[:3]))
+    assert talk == Conversation("Be brief.", (Turn("a", ""),))
+
+
 @pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
 def test_a_device_is_neither_read_nor_written():
     for act in (load_conversation, read_messages):
-        with pytest.raises(PromptError, match="is a device"):
+        with pytest.raises(OSError, match="is a device"):
             act(Path("/dev/zero"))
     with pytest.raises(PromptError, match="no saved conversation"):
         save_conversation(TALK, Path("/dev/zero"), model="m")

@@ -158,7 +158,7 @@ def cells(temperature: float) -> dict[tuple[float, str], object]:
 
 
 def report() -> dict[str, object]:
-    return bench_peers.report(cells(0.0) | cells(0.8), [3])
+    return bench_peers.report(cells(0.0) | cells(0.8), [3], ["code", "prose"])
 
 
 def test_ratios_are_made_round_by_round_against_like():
@@ -178,6 +178,22 @@ def test_auto_is_compared_with_the_best_that_the_server_can_do():
     ]
 
 
+def test_by_kind_the_best_setting_is_that_of_the_kind():
+    kinds = report()["0"]["kinds"]
+    assert kinds["code"]["best of llama-server"] == "llama-server, draft 3"
+    assert kinds["prose"]["best of llama-server"] == "llama-server, plain"
+    assert kinds["code"]["ratios"]["localspec, auto"]["tokens_per_s"] == bench_peers.Spread.of([30 / 25])
+    assert kinds["prose"]["ratios"]["localspec, auto"]["tokens_per_s"] == bench_peers.Spread.of([20 / 10])
+
+
+def test_sides_are_chosen_by_name_and_the_baseline_always_runs():
+    launcher = peers.Launcher(Path("t"), Path("d"), 2, 512)
+    everyone = bench_peers.sides(launcher, {"llama_server": "s", "node": None}, (2, 3), quick=False)
+    names = {s.name for side in bench_peers.chosen(everyone, "γ 3") for s in side.settings}
+    assert names == {"llama-server, plain", "localspec, γ 3"}
+    assert bench_peers.chosen(everyone, "") == everyone
+
+
 def test_probabilistic_drafts_are_asked_only_where_they_differ_from_greedy_ones():
     launcher = peers.Launcher(Path("t"), Path("d"), 2, 512)
     given = {"llama_server": "s", "node": None, "node_folder": None}
@@ -186,7 +202,7 @@ def test_probabilistic_drafts_are_asked_only_where_they_differ_from_greedy_ones(
     assert settings["llama-server, draft 2, probabilistic"] == [0.8]
     assert settings["llama-server, draft 2"] == (0.0, 0.8)
     assert not any("node" in name for name in settings)
-    for needed in bench_peers.report(cells(0.0) | cells(0.8), [3])["0.8"]["sides"]:
+    for needed in bench_peers.report(cells(0.0) | cells(0.8), [3], ["code", "prose"])["0.8"]["sides"]:
         assert needed in settings
 
 
@@ -212,6 +228,7 @@ def test_the_page_shows_losses_like_wins():
         sum("localspec, γ 3 / llama-server, draft 3 |" in line for line in page.comparisons(data).splitlines()) == 2
     )
     assert "build 123, llama-cpp-python 1. 2 rounds of answers of up to 9 tokens (code, prose)" in page.setting(data)
+    assert "| p & q | 0 | prose | plain | 2.00 |  |" in page.kinds(data).splitlines()
     drawn = ElementTree.fromstring(page.picture(data))
     bars = [e for e in drawn if e.tag.endswith("rect") and e.get("fill") not in ("#fff", None)]
     assert len(bars) == 11

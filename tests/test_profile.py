@@ -288,6 +288,11 @@ def test_the_smallest_among_equals_is_the_best() -> None:
     assert best((1.0, 1.2, 1.2)) == 1
 
 
+def test_a_gain_within_the_noise_is_not_worth_drafting() -> None:
+    assert best((1.0, 0.9, 1.019, 1.01)) == 0
+    assert best((1.0, 0.9, 1.02, 1.01)) == 2
+
+
 def test_an_always_wrong_and_a_perfect_free_draft() -> None:
     target, free = flat({n: 1.0 + n / 10 for n in range(1, 9)}), flat({1: 1e-6, 2: 1e-6})
     assert best(predicted_speedups([1.0] * 8, target=target, draft=free, depth=0)) == 0

@@ -254,7 +254,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ([1, 1.2], "has 2 entries; drafting 2 tokens needs 3"),
+            ([1, 1.2], "has 2 numbers; drafting 2 tokens needs 3"),
             ([1, 0, 2], r"verify_cost\[1\] is 0"),
             ([1, math.nan, 2], r"verify_cost\[1\] is nan"),
             ([28.6, 44.7, 59.4], r"verify_cost\[0\] is 28\.6; .* Divide"),

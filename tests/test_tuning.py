@@ -9,8 +9,10 @@ import pytest
 
 from localspec import tuning
 from localspec.adaptive import AdaptivePolicy
+from localspec.calibration.runner import predictor
+from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy
-from localspec.profile import Estimate, KindAgreement, Profile, save
+from localspec.profile import Estimate, KindAgreement, Profile, SamplerCost, best, save
 from localspec.sampling import SamplingParams
 from localspec.tuning import (
     DrafterName,
@@ -52,6 +54,21 @@ def test_cheap_verification_is_used() -> None:
     policy = policy_for(with_costs(CHEAP, {1: 0.1, 2: 0.2}, agreeing([1.0, 1.8, 2.4])), SAMPLED)
     assert isinstance(policy, AdaptivePolicy)
     assert policy.worthwhile
+
+
+@pytest.mark.parametrize(("gain", "worth"), [(1.01, False), (1.03, True)])
+def test_the_threshold_of_verdicts_is_that_of_every_policy(gain: float, worth: bool) -> None:
+    agreed = agreeing([1.0, 1.8])
+    draft_s = 0.1 + 0.8 * 0.1  # catching up is charged where all was accepted
+    found = replace(with_costs({1: 1.0, 2: 1.8 / gain - draft_s}, {1: 0.1, 2: 0.2}, agreed), sampler=SamplerCost())
+    found = replace(found, target_plan=EvaluationPlan(), draft_plan=EvaluationPlan())
+    speedups = predictor(found)(agreed.tokens_per_step())
+    assert max(speedups) == pytest.approx(gain)
+    assert bool(best(speedups)) is worth
+    assert policy_for(found, SAMPLED, name="calibrated") == FixedPolicy(int(worth))
+    adaptive = policy_for(found, SAMPLED)
+    assert isinstance(adaptive, AdaptivePolicy)
+    assert adaptive.worthwhile is worth
 
 
 def test_one_kind_that_gains_is_reason_enough() -> None:

@@ -25,6 +25,7 @@ from localspec.errors import (
     RollbackError,
     UnsupportedModelError,
 )
+from localspec.wording import counted
 
 __all__ = ["Batch", "NativeContext", "NativeModel", "Vocabulary"]
 
@@ -161,6 +162,11 @@ class NativeContext:
             held = self._lengths[sequence] = self._binding.length(self._pointer, sequence)
         return held
 
+    def recount(self, sequence: int) -> int:
+        """Return the same, asking the library whatever was noted: for those who do not trust the notes."""
+        self._lengths.pop(sequence, None)
+        return self.length(sequence)
+
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of ``sequence``."""
         held = self.length(sequence)
@@ -169,14 +175,17 @@ class NativeContext:
         del self._lengths[sequence]
         if not self._binding.truncate(self._pointer, sequence, length):
             raise RollbackError(
-                f"the cache of {self.model.path.name} cannot go back from {held} to {length} tokens (recurrent or"
-                " hybrid model), so nothing can be drafted for it or by it; use it without a draft (--no-draft)"
+                f"the cache of {self.model.path.name} cannot go back from {held} to {counted(length, 'token')}"
+                " (recurrent or hybrid model), so nothing can be drafted for it or by it; use it without a draft"
+                " (--no-draft)"
             )
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         """Let ``sequence`` hold the first ``length`` tokens of ``source``; see ``Context.copy``."""
         if source == sequence or self.length(source) < length:
-            raise InvalidOptionError(f"{length} tokens of sequence {source} cannot be copied to sequence {sequence}")
+            raise InvalidOptionError(
+                f"{counted(length, 'token')} of sequence {source} cannot be copied to sequence {sequence}"
+            )
         self.truncate(sequence, 0)
         if length == 0:
             return
@@ -244,13 +253,15 @@ class NativeContext:
         name = self._binding.name
         if code == 1:
             return OutOfMemoryError(
-                f"the cache of {self.model.path.name} has no room for {num_tokens} more tokens; use a larger --ctx"
+                f"the cache of {self.model.path.name} has no room for {counted(num_tokens, 'more token')}; use a"
+                " larger --ctx"
             )
         if code == 2:
-            return EvaluationError(f"a pass over {num_tokens} tokens was aborted; the cache is as it was")
+            return EvaluationError(f"a pass over {counted(num_tokens, 'token')} was aborted; the cache is as it was")
         if code == -1:
             return EvaluationError(
-                f"{name} refused a batch of {num_tokens} tokens: {last_error(name)}; run with -v for its log"
+                f"{name} refused a batch of {counted(num_tokens, 'token')}: {last_error(name)}; run with -v for its"
+                " log"
             )
         return EvaluationError(f"{name} failed with code {code}: {last_error(name)}; run with -v for its log")
 

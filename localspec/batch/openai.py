@@ -13,7 +13,10 @@ __all__ = ["is_request", "request_fields", "response"]
 _ENDPOINTS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _RENAMED: Final[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 # Who asks and what is kept of it changes no token.
-_WITHOUT_EFFECT: Final = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
+_WITHOUT_EFFECT: Final = frozenset(
+    {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"}
+)
+_NULLABLE: Final = "penalty_last_n"  # ours, where null is a value; elsewhere it is what programs write for nothing
 # What this program does in one way only: the values that ask for that way.
 _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
@@ -50,14 +53,19 @@ def request_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise PromptError('a request needs a "body" that is an object')
     wanted, other = _ENDPOINTS[url], "prompt" if _ENDPOINTS[url] == "messages" else "messages"
-    if other in body:
+    if body.get(other) is not None:
         raise PromptError(f"a request to {url} takes {wanted}, not {other}")
     for name, allowed in _FIXED.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
             raise PromptError(f"{name} is {value!r}, which this program does not do; leave it out")
     left_out = _WITHOUT_EFFECT | _FIXED.keys()
-    fields = {_RENAMED.get(name, name): value for name, value in body.items() if name not in left_out}
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in left_out or (value is None and name != _NULLABLE):
+            continue
+        if fields.setdefault(_RENAMED.get(name, name), value) != value:
+            raise PromptError("max_tokens and max_completion_tokens differ; give one of them")
     if wanted == "prompt":
         fields["raw"] = True
     return fields

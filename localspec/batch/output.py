@@ -56,7 +56,7 @@ class Output(Protocol):
 class StreamOutput:
     """A pipe or terminal: what is written is gone, and no run can go on from it.
 
-    In the order of the prompts, lines that are ahead wait in a temporary file.
+    In the order of the prompts, lines that are ahead wait in a temporary file. If a run ends early, they come last.
     """
 
     def __init__(self, file: BinaryIO, *, ordered: bool) -> None:
@@ -71,8 +71,13 @@ class StreamOutput:
     def __enter__(self) -> StreamOutput:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self._ahead.close()
+    def __exit__(self, _kind: type[BaseException] | None, exception: BaseException | None, *_: object) -> None:
+        try:
+            if not isinstance(exception, OSError | StoreError):  # of which the stream may be the reason
+                for row in sorted(self._places):
+                    self._release(row)
+        finally:
+            self._ahead.close()
 
     def begin(self, run: RunIdentity) -> int:
         """Return the run's seed, or a fresh one."""
@@ -92,15 +97,19 @@ class StreamOutput:
         else:
             self._write(data)
             self._next += 1
-            while place := self._places.pop(self._next, None):
-                self._ahead.seek(place[0])
-                self._write(self._ahead.read(place[1]))
+            while self._next in self._places:
+                self._release(self._next)
                 self._next += 1
             if not self._places:
                 self._ahead.truncate(0)
 
     def finish(self) -> None:
         """Nothing is left to do."""
+
+    def _release(self, row: int) -> None:
+        offset, length = self._places.pop(row)
+        self._ahead.seek(offset)
+        self._write(self._ahead.read(length))
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
 from localspec.backend.identity import file_fingerprint
@@ -34,8 +34,8 @@ class Pool(Protocol):
     def answers(self, requests: Iterable[BatchRequest]) -> Generator[BatchAnswer]:
         """Answer requests, many at once, yielding each answer when it is there; takes requests as room comes up."""
 
-    def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
-        """Decode a request alone and without drafts, to see what that takes."""
+    def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
+        """Decode requests one at a time and without drafts, from empty caches, to see what that takes."""
 
 
 class LocalPool:
@@ -86,12 +86,16 @@ class LocalPool:
                 if batch.progress.plan is not None:
                     self.parallel = batch.progress.plan.parallel
 
-    def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
+    def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
         """Decode plainly; see ``Pool``."""
+        self._session.engine.clear()  # a prompt that stands there would be read in no time
+        return [self._plain(request) for request in requests]
+
+    def _plain(self, request: BatchRequest) -> Stats:
         return self._session.generate(
             request.prompt,
             request.params,
-            max_tokens=max_tokens,
+            max_tokens=request.max_tokens,
             seed=request.seed,
             rule=request.rule or "block",
             num_draft_tokens=0,

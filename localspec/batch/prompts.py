@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from localspec.errors import PromptError
+from localspec.reading import check_ends
 
 __all__ = ["MAX_LINE_BYTES", "Line", "PromptFile"]
 
@@ -68,6 +69,7 @@ class PromptFile:
             yield cls(sys.stdin.buffer, "standard input")
             return
         try:
+            check_ends(Path(name))
             file = open(name, "rb")  # noqa: SIM115 — what the block raises is not about this file
         except OSError as error:
             raise PromptError(f"{name} cannot be read: {error.strerror or error}") from error

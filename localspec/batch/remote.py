@@ -10,7 +10,7 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from localspec.batching import BatchAnswer, BatchRequest
 from localspec.errors import EvaluationError, InvalidOptionError, LocalspecError
 from localspec.generation import Stats
 from localspec.sampling import SamplingParams
+from localspec.wording import counted
 
 __all__ = ["PoolMaker", "RayPool", "load_ray"]
 
@@ -88,11 +89,11 @@ class Worker:
         self._requests.put((request, future))
         return await asyncio.wrap_future(future)
 
-    async def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
-        """Decode a request alone; see ``Pool``."""
+    async def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
+        """Decode requests one at a time; see ``Pool``."""
         assert self._pool is not None
         with self._busy:  # no other task has anything left to do while it is held
-            return self._pool.plain(request, max_tokens)
+            return self._pool.plain(requests)
 
     def _work(self, pool: Pool) -> None:
         while True:
@@ -208,11 +209,11 @@ class RayPool:
                 else:
                     yield BatchAnswer(task.request, task.index, None, _death_of(task))
 
-    def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
+    def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
         """Decode plainly; see ``Pool``."""
         try:
             for worker in self._load:
-                stats: Stats = self._ray.get(worker.plain.remote(request, max_tokens))
+                stats: list[Stats] = self._ray.get(worker.plain.remote(requests))
                 return stats
         except self._ray.exceptions.RayError as error:
             raise EvaluationError(f"a Ray worker failed: {error}") from error
@@ -286,7 +287,8 @@ def _start_workers(ray: ModuleType, make: PoolMaker, cpus_per_worker: int | None
         workers += [actor.options(num_cpus=each, scheduling_strategy=here).remote(make) for _ in range(cpus // each)]
     if not workers:
         raise InvalidOptionError(
-            f"no machine of the Ray cluster has {cpus_per_worker or 1} CPUs; use a smaller --cpus-per-worker"
+            f"no machine of the Ray cluster has {counted(cpus_per_worker or 1, 'CPU')}; use a smaller"
+            " --cpus-per-worker"
         )
     return workers
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from random import Random
 from time import perf_counter
 from typing import Any, Final
 
@@ -14,17 +15,19 @@ from localspec.batch.output import Output
 from localspec.batch.pool import Pool
 from localspec.batch.prompts import PromptFile
 from localspec.batch.rows import Row, RowDefaults, RowReader
-from localspec.batch.summary import PlainSpeed, Summary, Tally, implied_acceptance
+from localspec.batch.summary import MIN_SAMPLE_ROWS, MIN_SAMPLE_TOKENS, PlainSpeed, Summary, Tally, implied_acceptance
 from localspec.batching import BatchRequest
 from localspec.errors import LocalspecError
-from localspec.generation import Stats
 from localspec.session import GenerationResult
+from localspec.wording import counted
 
 __all__ = ["BatchSettings", "run_batch"]
 
-_SAMPLE_ROWS: Final = 3
-_SAMPLE_TOKENS: Final = 32
-_SAMPLE_SHARE: Final = 0.05  # of the run's time, which the sample may take
+_SAMPLE_ROWS: Final = 5
+_SAMPLE_TOKENS: Final = 32  # of each
+# So many times the rows and tokens of the sample a run must have, or the sample would prolong it.
+_SHARE_OF_ROWS: Final = 10
+_SHARE_OF_TOKENS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ def run_batch(
         batch.tally,
         all_errors=output.num_errors,
         complete=complete,
-        plain=batch.plain_speed() if complete else None,
+        plain=batch.plain_speed() if complete else "the run is not complete",
         parallel=pool.parallel,
     )
 
@@ -108,6 +111,7 @@ class _Batch:
         self._resumed = frozenset(output.done)
         self._running: dict[int, Row] = {}  # by number of the request
         self._sample: list[BatchRequest] = []
+        self._random = Random(0)  # the first to finish would be the shortest
         self.tally = Tally(None, resumed=len(self._resumed))
         self._reached_end = False
         self._started = perf_counter()
@@ -124,19 +128,26 @@ class _Batch:
                     break
         return (self._reached_end and not self._running) or self.tally.done == self.tally.total
 
-    def plain_speed(self) -> PlainSpeed | None:
-        """Decode a few of the rows again, one at a time and without drafts, for a small part of the time."""
-        started = perf_counter()
-        sample: list[Stats] = []
-        for request in self._sample:
-            most = _SAMPLE_TOKENS if request.max_tokens is None else min(_SAMPLE_TOKENS, request.max_tokens)
-            try:
-                sample.append(self._pool.plain(request, most))
-            except LocalspecError:  # what is only good to know must not fail a batch that is done
-                break
-            if perf_counter() - started > _SAMPLE_SHARE * self.tally.elapsed_s:
-                break
-        return PlainSpeed.of(sample)
+    def plain_speed(self) -> PlainSpeed | str:
+        """Decode some of the rows again, one at a time and without drafts; returns why not, if that shows nothing."""
+        num_rows, num_tokens = self.tally.answers // _SHARE_OF_ROWS, self.tally.stats.tokens // _SHARE_OF_TOKENS
+        if num_rows < MIN_SAMPLE_ROWS or num_tokens < MIN_SAMPLE_TOKENS:
+            return (
+                "a sample of plain decoding would be too large a part of a run of"
+                f" {counted(self.tally.answers, 'answer')} and {counted(self.tally.stats.tokens, 'token')}; it takes"
+                f" {_SHARE_OF_ROWS * MIN_SAMPLE_ROWS} and {_SHARE_OF_TOKENS * MIN_SAMPLE_TOKENS}"
+            )
+        chosen = self._sample[:num_rows]
+        each = min(_SAMPLE_TOKENS, -(-num_tokens // len(chosen)))
+        sample = [replace(one, max_tokens=min(each, one.max_tokens or each)) for one in chosen]
+        try:
+            stats = self._pool.plain(sample)
+        except LocalspecError as error:  # what is only good to know must not fail a batch that is done
+            return f"the sample of plain decoding failed: {error}"
+        return PlainSpeed.of(stats) or (
+            f"the sample of plain decoding has only {counted(sum(one.tokens for one in stats), 'token')} of"
+            f" {counted(len(stats), 'row')}"
+        )
 
     def _requests(self, prompts: PromptFile, reader: RowReader) -> Iterator[BatchRequest]:
         number = 0
@@ -163,9 +174,17 @@ class _Batch:
             self.tally.errors += 1
         else:
             self.tally.add(outcome.stats)
-            if len(self._sample) < _SAMPLE_ROWS and isinstance(row.content, BatchRequest):
-                self._sample.append(row.content)
+            assert isinstance(row.content, BatchRequest)
+            self._consider(row.content)
         self._watch(self.tally)
+
+    def _consider(self, request: BatchRequest) -> None:
+        """Keep a sample of the rows answered in which each has the same chance to be."""
+        place = self._random.randrange(self.tally.answers)
+        if len(self._sample) < _SAMPLE_ROWS:
+            self._sample.append(request)
+        elif place < _SAMPLE_ROWS:
+            self._sample[place] = request
 
     @property
     def _has_too_many_errors(self) -> bool:
@@ -173,10 +192,11 @@ class _Batch:
 
 
 def _summary(
-    tally: Tally, *, all_errors: int, complete: bool, plain: PlainSpeed | None, parallel: int | None
+    tally: Tally, *, all_errors: int, complete: bool, plain: PlainSpeed | str, parallel: int | None
 ) -> Summary:
     stats, elapsed_s = tally.stats, tally.elapsed_s
-    plain_s = plain.seconds(stats) if plain else None
+    speed = plain if isinstance(plain, PlainSpeed) else None
+    plain_s = speed.seconds(stats, tally.answers) if speed else None
     return Summary(
         complete=complete,
         rows=tally.done if complete else tally.total,
@@ -196,5 +216,7 @@ def _summary(
         num_draft_tokens=stats.drafted / stats.steps if stats.steps else 0.0,
         plain_tokens_per_s=stats.tokens / plain_s if plain_s else None,
         speedup_over_plain=plain_s / elapsed_s if plain_s and elapsed_s else None,
-        sample_rows=plain.num_rows if plain else 0,
+        sample_rows=speed.num_rows if speed else 0,
+        sample_tokens=speed.num_tokens if speed else 0,
+        no_speedup_because=plain if isinstance(plain, str) else None,
     )

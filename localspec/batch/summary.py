@@ -4,43 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from localspec.generation import Stats
 
-__all__ = ["PlainSpeed", "Summary", "Tally", "implied_acceptance"]
+__all__ = ["MIN_SAMPLE_ROWS", "MIN_SAMPLE_TOKENS", "PlainSpeed", "Summary", "Tally", "implied_acceptance"]
+
+MIN_SAMPLE_ROWS: Final = 3
+MIN_SAMPLE_TOKENS: Final = 64
+"""Less shows no speed: a stall, or the first pass of a cold cache, would be most of it."""
 
 _TIMES: Final = ("prefill_s", "draft_s", "verify_s", "sampling_s", "wall_s")
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSpeed:
-    """What plain decoding of one row at a time took, on a sample: seconds.
+    """What plain decoding of one row at a time takes, in seconds: medians over a sample of rows.
 
     Attributes:
-        num_rows: size of the sample.
-        prompt_token_s: per prompt token.
-        token_s: per token of an answer.
+        num_rows: rows of the sample.
+        num_tokens: tokens of their answers.
+        prompt_token_s: per prompt token read, the answer's first token included.
+        token_s: per further token of an answer.
     """
 
     num_rows: int
+    num_tokens: int
     prompt_token_s: float
     token_s: float
 
     @classmethod
     def of(cls, sample: Sequence[Stats]) -> PlainSpeed | None:
-        """Return the speed of a sample; None if it shows none."""
-        read = sum(stats.prompt_tokens - stats.reused_tokens for stats in sample)
-        decoded = sum(stats.tokens - 1 for stats in sample)
-        if not read or decoded <= 0:
-            return None
-        prefill_s, decode_s = sum(s.prefill_s for s in sample), sum(s.wall_s for s in sample)
-        return cls(len(sample), prefill_s / read, decode_s / decoded)
+        """Return the speed of a sample; None if it is too small to show one.
 
-    def seconds(self, stats: Stats) -> float:
-        """Return how long answers like these would take; of a prompt that shares its beginning, only the rest."""
-        read = stats.prompt_tokens - stats.reused_tokens
-        return read * self.prompt_token_s + stats.tokens * self.token_s
+        A row counts by the tokens it read or decoded: a prompt that was in the cache but for its last token tells
+        what a token takes, and nothing of reading.
+        """
+        rows = [stats for stats in sample if stats.tokens > 1]
+        num_tokens = sum(stats.tokens for stats in rows)
+        if len(rows) < MIN_SAMPLE_ROWS or num_tokens < MIN_SAMPLE_TOKENS:
+            return None
+        read = [_read(stats) for stats in rows]
+        return cls(
+            num_rows=len(rows),
+            num_tokens=num_tokens,
+            prompt_token_s=_median([s.prefill_s / n for s, n in zip(rows, read, strict=True)], read),
+            token_s=_median([s.wall_s / (s.tokens - 1) for s in rows], [s.tokens - 1 for s in rows]),
+        )
+
+    def seconds(self, stats: Stats, num_answers: int) -> float:
+        """Return how long so many answers would take, from the first request to the last token.
+
+        Of prompts only what was read is charged: one that shares its beginning with another is not read whole there
+        either.
+        """
+        return _read(stats) * self.prompt_token_s + (stats.tokens - num_answers) * self.token_s
+
+
+def _read(stats: Stats) -> int:
+    return stats.prompt_tokens - stats.reused_tokens
+
+
+def _median(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Return the least value that, with those below it, has half of the weight."""
+    pairs = sorted(zip(values, weights, strict=True))
+    below = accumulate(weight for _, weight in pairs)
+    return next(value for (value, _), so_far in zip(pairs, below, strict=True) if 2 * so_far >= sum(weights))
 
 
 @dataclass(slots=True)
@@ -112,8 +142,10 @@ class Summary:
         parallel: B, the sequences that ran together; None if that is not known.
         num_draft_tokens: γ, tokens drafted per step and sequence, on average.
         plain_tokens_per_s: of plain decoding, one row at a time, for rows like these; None if it was not measured.
-        speedup_over_plain: how many times longer that would have taken.
+        speedup_over_plain: how many times longer that would have taken, reading prompts included on both sides.
         sample_rows: how many rows were decoded plainly to know that.
+        sample_tokens: tokens of their answers.
+        no_speedup_because: why there is no ``speedup_over_plain``; None if there is.
     """
 
     complete: bool
@@ -135,6 +167,8 @@ class Summary:
     plain_tokens_per_s: float | None
     speedup_over_plain: float | None
     sample_rows: int
+    sample_tokens: int
+    no_speedup_because: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""

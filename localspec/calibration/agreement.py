@@ -19,9 +19,10 @@ from localspec.acceptance import Interval, Rule, Transcript, agreement, agreemen
 from localspec.backend import Context, Span
 from localspec.calibration.prompts import POOLED, CalibrationPrompt, take_turns
 from localspec.drafters import draft_confidence, read_ahead
-from localspec.errors import ContextOverflowError, InvalidOptionError
+from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError
 from localspec.sampling import LLAMACPP_DEFAULTS, Law, SamplingParams, StepNoise, Stream, make_law, residual
 from localspec.theory import expected_tokens
+from localspec.wording import counted
 
 __all__ = [
     "DRAFT_SCALES",
@@ -90,6 +91,8 @@ class Observation:
         confidence: of the draft, [N]; see ``drafters.draft_confidence``.
         rescaled_overlap: Σ min(p, q) with the draft at ``DRAFT_SCALES`` times the temperature, [scales, N]; empty
             at temperature 0 and at extreme ones.
+        num_undraftable: positions at which the draft's row makes no law (NaN, or nothing finite). The engine drafts
+            nothing there: q(y), overlap and confidence are 0.
     """
 
     kind: str
@@ -99,6 +102,7 @@ class Observation:
     overlap: Floats
     confidence: Floats
     rescaled_overlap: Floats
+    num_undraftable: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,6 +231,7 @@ def observe(
     Raises:
         ContextOverflowError: a prompt leaves no room for an answer.
         EvaluationError: a model pass failed.
+        InvalidLogitsError: no law can be made of a row of the target's.
     """
     each = observe_each(
         target, (draft,), prompts, plan, encode=encode, ends_generation=ends_generation, progress=progress
@@ -252,8 +257,8 @@ def observe_each(
     for _, _, tokens in queue:
         if len(tokens) >= room:
             raise ContextOverflowError(
-                f"a prompt has {len(tokens)} tokens and the context holds {room}, one of them for the answer;"
-                " shorten the prompt, or use a larger --ctx"
+                f"a prompt has {counted(len(tokens), 'token')} and the context holds {room}, one of them for the"
+                " answer; shorten the prompt, or use a larger --ctx"
             )
     total = len(queue) * len(plan.temperatures)
     started, done, longest_s = monotonic(), 0, 0.0
@@ -310,17 +315,31 @@ def _score(draft: Context, writing: _Writing, params: SamplingParams, vocabulary
     # Far out, at 1e-5 and 1e6, the scaled temperatures would leave the range.
     scales = DRAFT_SCALES if 1e-4 <= params.temperature <= 1e5 else ()
     scaled_params = [replace(params, temperature=params.temperature * scale) for scale in scales]
-    p_y, q_y, overlap, confidence = (np.empty(len(read)) for _ in range(4))
-    rescaled = np.empty((len(scales), len(read)))
+    p_y, q_y, overlap, confidence = (np.zeros(len(read)) for _ in range(4))
+    rescaled = np.zeros((len(scales), len(read)))
+    num_undraftable = 0
     for i, (p, row, token) in enumerate(zip(writing.laws, rows, writing.tokens, strict=True)):
         history = [*writing.prompt, *writing.tokens[:i]]
-        q = make_law(row, params, history)
-        p_y[i], q_y[i] = p.prob(token), q.prob(token)
+        p_y[i] = p.prob(token)
+        try:
+            q = make_law(row, params, history)
+        except InvalidLogitsError:
+            num_undraftable += 1
+            continue
+        q_y[i] = q.prob(token)
         overlap[i] = _overlap(p, q)
         confidence[i] = draft_confidence(row, q, params)
         rescaled[:, i] = [_overlap(p, make_law(row, scaled, history)) for scaled in scaled_params]
-    transcript = Transcript(p_y, q_y)
-    return Observation(writing.kind, writing.number, params.temperature, transcript, overlap, confidence, rescaled)
+    return Observation(
+        kind=writing.kind,
+        prompt=writing.number,
+        temperature=params.temperature,
+        transcript=Transcript(p_y, q_y),
+        overlap=overlap,
+        confidence=confidence,
+        rescaled_overlap=rescaled,
+        num_undraftable=num_undraftable,
+    )
 
 
 def _overlap(p: Law, q: Law) -> float:

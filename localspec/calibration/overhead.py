@@ -17,6 +17,7 @@ from localspec.generation import Request
 from localspec.policy import FixedPolicy
 from localspec.profile import SamplerCost
 from localspec.sampling import SamplingParams
+from localspec.wording import counted
 
 __all__ = ["measure_sampler"]
 
@@ -50,8 +51,8 @@ def measure_sampler(
     """
     if len(prompt) + (_LONG + 1) * (num_steps + _WARM_UP_STEPS) >= target.capacity:
         raise InvalidOptionError(
-            f"{num_steps} steps after a prompt of {len(prompt)} tokens do not fit a context of {target.capacity}"
-            " tokens; use a larger --ctx"
+            f"{counted(num_steps, 'step')} and a prompt of {counted(len(prompt), 'token')} do not fit a context of"
+            f" {target.capacity} tokens; use a larger --ctx"
         )
 
     def per_step(num_draft_tokens: int) -> float:

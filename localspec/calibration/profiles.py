@@ -27,7 +27,7 @@ from localspec.profile import (
 from localspec.profile import KindAgreement as ProfileAgreement
 from localspec.tuning import PROFILE_DEPTH
 
-__all__ = ["findings_of", "make_profile"]
+__all__ = ["findings_of", "fitted_confidence", "make_profile"]
 
 
 def make_profile(
@@ -62,7 +62,7 @@ def make_profile(
         threads=setting.threads,
         flash_attention=setting.flash_attention,
         agreement=tuple(_for_profile(a) for a in agreements),
-        confidence=tuple(_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
+        confidence=tuple(fitted_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
         draft_temperatures=tuple(
             DraftTemperatureAt(d.temperature, d.draft_temperature) for d in best_draft_temperatures(observations)
         ),
@@ -91,10 +91,11 @@ def predictor(profile: Profile) -> Callable[[Sequence[float]], tuple[float, ...]
     )
 
 
-def _confidence(observations: Sequence[Observation], temperature: float) -> ConfidenceAt:
+def fitted_confidence(observations: Sequence[Observation], temperature: float) -> ConfidenceAt:
+    """Fit confidence to acceptance where there was a law to be confident in."""
     chosen = [o for o in observations if o.temperature == temperature]
-    confidence = [float(c) for o in chosen for c in o.confidence]
-    overlap = [float(a) for o in chosen for a in o.overlap]
+    pairs = [(float(c), float(a)) for o in chosen for c, a in zip(o.confidence, o.overlap, strict=True) if c > 0]
+    confidence, overlap = zip(*(pairs or [(0.0, 0.0)]), strict=True)
     return ConfidenceAt(temperature, fit_confidence(confidence, overlap))
 
 

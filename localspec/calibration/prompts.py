@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from localspec.errors import PromptError
+from localspec.reading import read_whole
 from localspec.text import Message
 
 __all__ = ["OWN_KIND", "POOLED", "CalibrationPrompt", "built_in_prompts", "read_prompts", "take_turns"]
@@ -52,7 +53,7 @@ def read_prompts(path: Path) -> tuple[CalibrationPrompt, ...]:
         PromptError: the file cannot be read, a line is malformed, or there are fewer than two different prompts.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig")
     except OSError as error:
         raise PromptError(f"cannot read the prompts in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -110,12 +111,7 @@ def _from_json(line: str, where: str) -> CalibrationPrompt:
 def _messages(values: object, where: str) -> tuple[Message, ...]:
     if not isinstance(values, list) or not values:
         raise PromptError(f'{where}: "messages" is {values!r}; it must be a list of messages')
-    messages = []
-    for value in values:
-        if not isinstance(value, dict) or not {"role", "content"} <= value.keys():
-            raise PromptError(f'{where}: a message is {value!r}; it must have "role" and "content"')
-        try:
-            messages.append(Message(value["role"], value["content"]))
-        except PromptError as error:
-            raise PromptError(f"{where}: {error}") from None
-    return tuple(messages)
+    try:
+        return tuple(Message.of(value) for value in values)
+    except PromptError as error:
+        raise PromptError(f"{where}: {error}") from None

@@ -12,7 +12,9 @@ from localspec.calibration.agreement import KindAgreement
 from localspec.calibration.prompts import POOLED
 from localspec.errors import InvalidOptionError
 from localspec.plots import Curve, Panel, save_panels
+from localspec.profile import best
 from localspec.theory import speedup_from_tokens
+from localspec.wording import counted
 
 __all__ = ["Choice", "Findings", "MeasuredSpeed", "choose", "render", "save_picture", "verdict", "wrapped"]
 
@@ -102,7 +104,7 @@ class Choice:
 
     Attributes:
         kind: of text.
-        num_draft_tokens: 0 is plain decoding.
+        num_draft_tokens: 0 is plain decoding, the choice wherever no gain is worth having.
         speedup: predicted; 1 without a draft.
         interval: of it; None with a single prompt.
         best_draft: the fastest among the lengths above 0, and its speedup; None where no other was considered.
@@ -127,14 +129,14 @@ def choose(findings: Findings) -> list[Choice]:
 
 def _choice(findings: Findings, agreement: KindAgreement) -> Choice:
     speedups = findings.speedups(agreement.under(findings.rule).tokens_per_step)
-    best = max(range(len(speedups)), key=lambda gamma: (speedups[gamma], -gamma))
+    chosen = best(speedups)
     drafting = max(range(1, len(speedups)), key=lambda gamma: (speedups[gamma], -gamma), default=None)
     intervals = findings.intervals(agreement)
     return Choice(
         kind=agreement.kind,
-        num_draft_tokens=best,
-        speedup=speedups[best],
-        interval=intervals[best] if intervals else None,
+        num_draft_tokens=chosen,
+        speedup=speedups[chosen],
+        interval=intervals[chosen] if intervals else None,
         best_draft=None if drafting is None else (drafting, speedups[drafting]),
     )
 
@@ -153,7 +155,7 @@ def verdict(findings: Findings) -> str:
     for choice in sorted(drafted, key=lambda choice: -choice.speedup):
         doubt = "" if choice.is_clear else ", perhaps by chance"
         lengths.setdefault(choice.num_draft_tokens, []).append(f"{choice.kind} ({choice.speedup:.2f}x{doubt})")
-    parts = [f"{_tokens(length)} for {_listed(names)}" for length, names in lengths.items()]
+    parts = [f"{counted(length, 'token')} for {_listed(names)}" for length, names in lengths.items()]
     plain = [choice.kind for choice in kinds if not choice.num_draft_tokens]
     if plain:
         parts.append(f"none for {_listed(plain)}")
@@ -167,8 +169,9 @@ def _why_not(findings: Findings, pooled: Choice) -> str:
     # Four tokens is what people try first; a shorter curve speaks of its longest pass.
     checked = min(4, len(findings.verify_cost))
     return (
-        f"a pass over {checked} tokens costs {findings.verify_cost[checked - 1]:.1f} passes over one, a draft pass"
-        f" {findings.cost_ratio:.2f}; the best draft ({_tokens(length)}) would run at {speed:.2f} times plain speed"
+        f"a pass over {counted(checked, 'token')} costs {findings.verify_cost[checked - 1]:.1f} passes over one, a"
+        f" draft pass {findings.cost_ratio:.2f}; the best draft ({counted(length, 'token')}) would run at"
+        f" {speed:.2f} times plain speed" + (", no gain worth having" if speed > 1 else "")
     )
 
 
@@ -344,10 +347,6 @@ def _temperature_panel(findings: Findings, colours: Mapping[str, int | None]) ->
 
 def _row(values: Iterable[float], form: str) -> str:
     return "".join(format(value, form) for value in values)
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from localspec.loading import LoadedPair
 from localspec.profile import Profile, SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import PROFILE_DEPTH, profile_key
+from localspec.wording import counted
 
 __all__ = [
     "Calibration",
@@ -119,12 +120,12 @@ def calibrate(
         encode: makes token ids of a prompt.
         threads: as asked for when the pair was loaded; part of the profile's key.
         progress: told what is going on.
-        notice: told what became of an interrupt that does not end it at once.
+        notice: told what became of an interrupt that does not end it at once, and of rows that cannot be used.
 
     Raises:
         KeyboardInterrupt: too little was measured to conclude anything.
         ContextOverflowError: a prompt leaves no room for an answer; said before anything is measured.
-        EvaluationError: a model pass failed.
+        EvaluationError: a model pass failed, or a row of the target's logits is none.
     """
     assert pair.draft is not None
     assert pair.draft_header is not None
@@ -157,6 +158,7 @@ def calibrate(
         interrupted = True
         if not observations:
             raise
+    say_undraftable(observations, notice)
     agreements = summarise(observations, max_draft_tokens=settings.max_draft_tokens)
     backend = backend_in_use() or "llamacpp"
     key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads, backend=backend)
@@ -248,8 +250,8 @@ def agreement_room(capacity: int, lengths: Sequence[int]) -> int:
     longest = max(lengths)
     if longest >= capacity:
         raise ContextOverflowError(
-            f"a prompt has {longest} tokens and the context holds {capacity}, one of them for the answer;"
-            " shorten the prompt, or use a larger --ctx"
+            f"a prompt has {counted(longest, 'token')} and the context holds {capacity}, one of them for"
+            " the answer; shorten the prompt, or use a larger --ctx"
         )
     answered = min(longest + AgreementPlan().tokens_per_prompt, capacity)
     return max(_AGREEMENT_CONTEXT, answered)
@@ -292,3 +294,13 @@ def _observe(
     finally:
         for context in contexts:
             context.close()
+
+
+def say_undraftable(observations: Sequence[Observation], notice: Callable[[str], None]) -> None:
+    """Say at how many positions the draft had no usable logits, if at any."""
+    if number := sum(o.num_undraftable for o in observations):
+        tokens = counted(sum(len(o.transcript) for o in observations), "token")
+        notice(
+            f"at {number} of {tokens} the draft model computed no usable logits (NaN, or nothing finite): nothing can"
+            " be drafted there, and so it is counted"
+        )

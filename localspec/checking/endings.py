@@ -13,6 +13,7 @@ from localspec.checking.findings import Allowance, Finding
 from localspec.checking.subject import Subject
 from localspec.sampling import Rule, SamplingParams
 from localspec.session import GenerationResult, TokenEvent
+from localspec.wording import counted
 
 __all__ = ["check_endings", "contradictions"]
 
@@ -66,8 +67,8 @@ def check_endings(subject: Subject, allowance: Allowance) -> Finding:
     problems += [f"no generation ended by {reason!r}, so that was not tested" for reason in missing]
     listed = ", ".join(f"{number} by {reason!r}" for reason, number in sorted(reasons.items()))
     summary = (
-        f"{count} generations forced to an end ({listed}), {inside} of them inside a draft: nothing comes after the"
-        " end, reasons, text and statistics agree"
+        f"{counted(count, 'generation')} forced to an end ({listed}), {inside} of them inside a draft: nothing comes"
+        " after the end, reasons, text and statistics agree"
     )
     return Finding(
         part="endings", passed=not problems, summary=summary, false_alarm=0.0, problems=tuple(problems[:4])
@@ -78,7 +79,9 @@ def _runs(subject: Subject, number: int) -> Iterator[Run]:
     gamma = max(subject.settings.lengths)
     greedy = subject.settings.greedy
     for max_tokens in (1, 2, gamma, gamma + 2):
-        yield _run(subject, number, greedy, f"at most {max_tokens} tokens", gamma=gamma, max_tokens=max_tokens)
+        yield _run(
+            subject, number, greedy, f"at most {counted(max_tokens, 'token')}", gamma=gamma, max_tokens=max_tokens
+        )
     plain = _run(subject, number, greedy, "without an end", gamma=gamma)
     yield plain
     for stop in _stops(subject, plain.result):
@@ -205,7 +208,7 @@ def _about_the_end(subject: Subject, run: Run) -> Iterator[str]:
         else "none"
     )
     if reason != expected:
-        yield f"it ended by {reason!r} after {len(tokens)} tokens, and the reason is {expected!r}"
+        yield f"it ended by {reason!r} after {counted(len(tokens), 'token')}, and the reason is {expected!r}"
     if len(tokens) > run.max_tokens or run.prompt_length + len(tokens) > run.capacity:
         yield f"{len(tokens)} tokens are more than there is room for"
 
@@ -228,15 +231,15 @@ def _about_the_text(subject: Subject, run: Run) -> Iterator[str]:
 def _about_the_statistics(run: Run) -> Iterator[str]:
     stats, tokens = run.result.stats, run.result.tokens
     drafted = sum(event.drafted for event in run.events)
-    for name, counted, true in (
+    for name, number, true in (
         ("tokens", stats.tokens, len(tokens)),
         ("accepted tokens", stats.accepted, drafted),
         ("accepted tokens by position", sum(stats.accepted_at), drafted),
         ("drafted tokens by position", sum(stats.drafted_at), stats.drafted),
         ("tokens of the prompt", stats.prompt_tokens, run.prompt_length),
     ):
-        if counted != true:
-            yield f"{name} are counted as {counted}, and are {true}"
+        if number != true:
+            yield f"{name} are counted as {number}, and are {true}"
     if not stats.tokens - stats.steps <= stats.accepted <= stats.drafted:
         yield f"{stats.accepted} of {stats.drafted} accepted in {stats.steps} steps do not make {stats.tokens} tokens"
     if run.result.finish_reason == "stop" and run.last_drafted > run.last_emitted:

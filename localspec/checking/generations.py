@@ -16,6 +16,7 @@ from localspec.checking.replay import THRESHOLD
 from localspec.checking.subject import Subject
 from localspec.encoding import Prompt
 from localspec.sampling import DenseLaw, Law, PositionNoise, Rule, SamplingParams, make_law
+from localspec.wording import counted
 
 __all__ = ["check_generations"]
 
@@ -168,11 +169,11 @@ def _verdict(tally: _Tally, number: int) -> Finding:
     other = ", ".join(f"{total / np.sqrt(variance):+.1f}" for total, variance in tally.drift if variance > 0)
     shift = smallest_shift(tally.bets[0], len(tally.bets), THRESHOLD)
     summary = (
-        f"{tally.tokens} tokens of {number} generations under three rules ({tally.accepted} drafted), read again"
-        f" independently: rows differ by up to {max(tally.distances, default=0.0):.2f} standard deviations, laws by"
-        f" {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of the bets {own} (with the"
-        f" independent p {other}), {tally.coupled} coupled tokens are those of their noise. A shift of {shift:.1%}"
-        " towards the draft would be noticed"
+        f"{counted(tally.tokens, 'token')} of {counted(number, 'generation')} under three rules ({tally.accepted}"
+        f" drafted), read again independently: rows differ by up to {max(tally.distances, default=0.0):.2f} standard"
+        f" deviations, laws by {float(np.mean(tally.variations or [0.0])):.2%} on average; Z of the bets {own} (with"
+        f" the independent p {other}), {tally.coupled} coupled tokens are those of their noise. A shift of"
+        f" {shift:.1%} towards the draft would be noticed"
     )
     if not tally.accepted:
         tally.problems.append("no drafted token was ever accepted, so nothing was tested")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from localspec.checking.ledger import Recorder, Row
 from localspec.checking.noise import rows_by_passes
 from localspec.checking.subject import Subject
 from localspec.sampling import SamplingParams, make_law
+from localspec.wording import counted
 
 __all__ = ["NearTie", "check_greedy", "near_tie"]
 
@@ -39,7 +40,7 @@ class NearTie:
 @dataclass(slots=True)
 class _Tally:
     same: int = 0
-    ties: int = 0
+    ties: list[NearTie] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
@@ -61,11 +62,16 @@ def check_greedy(subject: Subject, allowance: Allowance) -> Finding:
         num_prompts += 1
         if problems or not allowance.goes_on():
             break
-    compared = "other differences" if tally.ties else "differences"
+    other = "other " if tally.ties else ""
+    differences = counted(len(problems), f"{other}difference") if problems else f"no {other}differences"
+    measured = ""
+    if tally.ties:
+        margin, noise = max(tie.margin for tie in tally.ties), max(tie.noise for tie in tally.ties)
+        measured = f" (margins up to {margin:.2g} logits where passes of different sizes differ by up to {noise:.2g})"
     summary = (
-        f"{num_prompts} prompts, drafts of {', '.join(map(str, lengths))}: {tally.same} tokens as without drafts"
-        f" ({tally.accepted} of {tally.drafted} drafts accepted), {tally.ties} near-ties within kernel noise,"
-        f" {len(problems) or 'no'} {compared}"
+        f"{counted(num_prompts, 'prompt')}, drafts of {', '.join(map(str, lengths))}: {counted(tally.same, 'token')}"
+        f" as without drafts ({tally.accepted} of {counted(tally.drafted, 'draft')} accepted),"
+        f" {counted(len(tally.ties), 'near-tie')} within kernel noise{measured}, {differences}"
     )
     if not tally.accepted:
         problems.append("no drafted token was ever accepted, so nothing was tested")
@@ -87,7 +93,7 @@ def _compare(
         if same == len(expected):
             return
         if same == len(tokens):
-            problems.append(f"drafts of {gamma}: the text ended {len(expected) - same} tokens early")
+            problems.append(f"drafts of {gamma}: the text ended {counted(len(expected) - same, 'token')} early")
             return
         at = start + same
         prefix = [*prompt, *plain[:at]]
@@ -98,7 +104,7 @@ def _compare(
                 f" likely where kernels differ by {tie.noise:.2g}"
             )
             return
-        tally.ties += 1
+        tally.ties.append(tie)
         start = at + 1
     problems.append(f"drafts of {gamma}: more than {_MOST_DIFFERENCES} differences in one text")
 

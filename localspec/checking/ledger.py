@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
+from localspec.backend.native import NativeContext
+from localspec.plans import PlannedContext
 from localspec.sampling import Law, SamplingParams, make_law
 
 __all__ = ["Evaluated", "Ledger", "Recorder", "read_rows", "row_distance", "sampled"]
@@ -58,7 +60,7 @@ class Ledger:
         """Forget all but the first ``length`` tokens."""
         self.context.truncate(sequence, length)
         del self._held[sequence][length:]
-        self._compare(sequence, f"after going back to {length} tokens")
+        self._compare(sequence, f"after going back to {length} tokens", _counted(self.context, sequence))
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         """Let a sequence hold what another one does."""
@@ -102,14 +104,25 @@ class Ledger:
         taken, self.faults = self.faults, []
         return taken
 
-    def _compare(self, sequence: int, when: str) -> None:
-        held, expected = self.context.length(sequence), len(self._held[sequence])
+    def _compare(self, sequence: int, when: str, counted: int | None = None) -> None:
+        held = self.context.length(sequence) if counted is None else counted
+        expected = len(self._held[sequence])
         if held != expected:
             self._complain(f"the {self.name}'s cache holds {held} tokens {when}, and should hold {expected}")
 
     def _complain(self, fault: str) -> None:
         if len(self.faults) < _KEPT_FAULTS:
             self.faults.append(fault)
+
+
+def _counted(context: Context, sequence: int) -> int:
+    """Return how many tokens the native cache holds, whatever the layers above it have noted.
+
+    After a truncation only: then there is no padding in it.
+    """
+    while isinstance(context, PlannedContext):
+        context = context.context
+    return context.recount(sequence) if isinstance(context, NativeContext) else context.length(sequence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

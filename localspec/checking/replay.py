@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from localspec.checking.evidence import SHIFTS, Bet, evidence, growth, moments, pearson, shifts, smallest_shift
+from localspec.checking.evidence import SHIFTS, Bet, evidence, pearson, shifts, smallest_shift
 from localspec.checking.findings import Allowance, Finding
 from localspec.checking.rows import KEPT, PROMPT, START, RecordedRows, RowContext, reference_law
-from localspec.drafters import ModelDrafter
+from localspec.checking.steps import STEP_SHIFTS, Outcomes, StepBets, WatchedDrafter
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
+from localspec.lookup import LookupDrafter, LookupOrModel
 from localspec.policy import FixedPolicy, Policy, StepOutcome
 from localspec.sampling import Rule, SamplingParams
 
@@ -33,8 +32,6 @@ _SEQUENCES = 16
 _BATCHES = 8  # of so many texts in a row, of one setting
 _FEWEST = 4  # rounds over all settings
 _SEEDS = 1_000_000  # of each replay, so that none uses another's
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,9 @@ class _WhileSure:
 @dataclass(frozen=True, slots=True)
 class _Setting:
     name: str
-    params: SamplingParams
-    draft_params: SamplingParams
+    reference: _Reference
     policy: Policy
+    prompt: tuple[int, ...] = (PROMPT,)
 
 
 @dataclass(slots=True)
@@ -76,87 +73,109 @@ class _Replay:
     rule: Rule
     setting: _Setting
     engine: Engine
+    drafter: WatchedDrafter
+    steps: StepBets | None  # under the coupled rule nothing is left to chance given the drafts
     counts: Counter[tuple[int, ...]] = field(default_factory=Counter)
     bets: tuple[Bet, ...] = field(default_factory=lambda: tuple(Bet() for _ in SHIFTS))
     differing: int = 0
+
+    @classmethod
+    def of(cls, number: int, rule: Rule, setting: _Setting) -> _Replay:
+        engine, drafter = _engine(setting.reference.rows, len(setting.prompt) + 1 + _LENGTH)
+        return cls(number, rule, setting, engine, drafter, None if rule == "coupled" else StepBets(rule))
 
     @property
     def name(self) -> str:
         return f"{self.rule} rule, {self.setting.name}"
 
+    @property
+    def named_bets(self) -> Iterator[tuple[str, Bet]]:
+        """All bets, with what they are about."""
+        yield from ((f"tokens {shift}", bet) for shift, bet in zip(SHIFTS, self.bets, strict=True))
+        if self.steps is not None:
+            yield from zip(STEP_SHIFTS, self.steps.bets, strict=True)
+
 
 def check_replay(rows: RecordedRows, temperature: float, allowance: Allowance, *, seed: int) -> Finding:
     """Let the engine generate short texts from recorded rows, and compare with their exact law.
 
-    Under every rule; once plainly, once with penalties, a draft of another temperature and a policy that looks at
-    the draft's confidence. The law is enumerated from ``reference_law`` without any speculation. Under the coupled
-    rule every text must moreover be the one that plain decoding gives at the same seed.
+    Under every rule; once plainly, once with penalties, a draft that disagrees and has another temperature, and a
+    policy that looks at its confidence, once with drafts copied from earlier text. The law is enumerated
+    from ``reference_law`` without any speculation. Under token and block rule each step is looked at as well: see
+    ``StepBets``. Under the coupled rule every text must be the one that plain decoding gives at the same seed.
     """
-    references = {setting.name: _Reference(rows, setting.params) for setting in _settings(temperature)}
-    kinds = itertools.product(_settings(temperature), get_args(Rule))
-    replays = [_Replay(number, rule, setting, _engine(rows)) for number, (setting, rule) in enumerate(kinds)]
+    kinds = itertools.product(_settings(rows, temperature), get_args(Rule))
+    replays = [_Replay.of(number, rule, setting) for number, (setting, rule) in enumerate(kinds)]
     batches = 0
     while True:
         for replay in replays:
             for _ in range(_BATCHES):
-                _run(replay, references[replay.setting.name], seed)
+                _run(replay, seed)
         batches += 1
         if not allowance.goes_on() and batches >= _FEWEST:
             break
-    return _verdict(replays, references, rows)
+    return _verdict(replays, rows)
 
 
-def _settings(temperature: float) -> tuple[_Setting, ...]:
+def _settings(rows: RecordedRows, temperature: float) -> tuple[_Setting, ...]:
     plain = SamplingParams(temperature=temperature, top_k=KEPT)
     penalised = SamplingParams(
         temperature=temperature, top_k=KEPT, repetition_penalty=1.2, presence_penalty=0.8, penalty_last_n=None
     )
     hotter = SamplingParams(temperature=min(1.5 * temperature, 1e6), top_k=KEPT)
+    reference = _Reference(rows, plain, plain)
+    copies = FixedPolicy(_DRAFTED, lookup_limit=_DRAFTED)
+    earlier = (PROMPT, START, *reference.uncertain(), PROMPT)
     return (
-        _Setting("plain", plain, plain, FixedPolicy(_DRAFTED)),
-        _Setting("penalties, hotter draft", penalised, hotter, _WhileSure()),
+        _Setting("plain", reference, FixedPolicy(_DRAFTED)),
+        _Setting("penalties, another draft, hotter", _Reference(rows.disagreeing(), penalised, hotter), _WhileSure()),
+        _Setting("copies", reference, copies, earlier),
     )
 
 
-def _engine(rows: RecordedRows) -> Engine:
-    capacity = _LENGTH + 2
+def _engine(rows: RecordedRows, capacity: int) -> tuple[Engine, WatchedDrafter]:
     target, draft = (
         RowContext(rows, table, capacity=capacity, num_sequences=_SEQUENCES) for table in (rows.target, rows.draft)
     )
-    drafter = ModelDrafter(draft, vocabulary_size=target.vocabulary_size, ends_generation=lambda token: False)
-    return Engine(target, drafter, ends_generation=lambda token: False)
+    model = WatchedDrafter(draft, vocabulary_size=target.vocabulary_size, ends_generation=_never_ends)
+    lookup = LookupDrafter(ends_generation=_never_ends)
+    return Engine(target, LookupOrModel(lookup, model), ends_generation=_never_ends), model
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """Everything about the token after one prefix: what each symbol adds to every bet."""
-
-    law: Floats
-    growth: tuple[Floats, ...]  # of each shift, [symbols, stakes]
-    moments: tuple[tuple[tuple[float, float], ...], ...]  # of each shift and symbol
+def _never_ends(token: int) -> bool:
+    return False
 
 
 class _Reference:
-    """The exact law of texts, by plain multiplication."""
+    """The exact law of texts, by plain multiplication.
 
-    def __init__(self, rows: RecordedRows, params: SamplingParams) -> None:
-        self._rows = rows
-        self._params = params
-        self._positions: dict[tuple[int, ...], _Position] = {}
+    Args:
+        rows: of both models.
+        params: of the target.
+        draft_params: of the draft.
+    """
 
-    def after(self, prefix: tuple[int, ...]) -> _Position:
+    def __init__(self, rows: RecordedRows, params: SamplingParams, draft_params: SamplingParams) -> None:
+        self.rows = rows
+        self.params = params
+        self.draft_params = draft_params
+        self._positions: dict[tuple[int, ...], tuple[Outcomes, Outcomes]] = {}
+
+    def after(self, prefix: tuple[int, ...]) -> Outcomes:
         """Return the law of the symbol after ``prefix``, which begins behind the start symbol."""
+        return self._after(prefix)[0]
+
+    def drafted_after(self, prefix: tuple[int, ...]) -> Outcomes:
+        """Return the draft's law there."""
+        return self._after(prefix)[1]
+
+    def _after(self, prefix: tuple[int, ...]) -> tuple[Outcomes, Outcomes]:
         if prefix not in self._positions:
             history = [PROMPT, START, *prefix]
-            place = self._rows.place(history)
-            law = reference_law(self._rows.target[place], self._params, history)
-            q = reference_law(self._rows.draft[place], self._params, history)
-            functions = shifts(law, q)
-            self._positions[prefix] = _Position(
-                law,
-                tuple(growth(law, values) for values in functions),
-                tuple(tuple(moments(law, values, token) for token in range(len(law))) for values in functions),
-            )
+            place = self.rows.place(history)
+            p = reference_law(self.rows.target[place], self.params, history)
+            q = reference_law(self.rows.draft[place], self.draft_params, history)
+            self._positions[prefix] = Outcomes(p, shifts(p, q)), Outcomes(q, (q,))
         return self._positions[prefix]
 
     def texts(self) -> dict[tuple[int, ...], float]:
@@ -170,17 +189,24 @@ class _Reference:
             }
         return joint
 
+    def uncertain(self) -> tuple[int, ...]:
+        """Return a text of symbols that are each about as likely as not: worth copying, and worth rejecting."""
+        text: tuple[int, ...] = ()
+        for _ in range(_LENGTH):
+            text = (*text, int(np.abs(self.after(text).law - 0.5).argmin()))
+        return text
 
-def _run(replay: _Replay, reference: _Reference, seed: int) -> None:
+
+def _run(replay: _Replay, seed: int) -> None:
     first = seed + replay.number * _SEEDS + replay.counts.total()
-    setting = replay.setting
+    setting, reference = replay.setting, replay.setting.reference
 
     def requests(policy: Policy) -> list[Request]:
         return [
             Request(
-                prompt=[PROMPT],
-                params=setting.params,
-                draft_params=setting.draft_params,
+                prompt=setting.prompt,
+                params=reference.params,
+                draft_params=reference.draft_params,
                 max_tokens=1 + _LENGTH,
                 seed=first + i,
                 rule=replay.rule,
@@ -189,9 +215,9 @@ def _run(replay: _Replay, reference: _Reference, seed: int) -> None:
             for i in range(_SEQUENCES)
         ]
 
-    texts = _generate(replay.engine, requests(setting.policy))
+    texts = _generate(replay, requests(setting.policy))
     if replay.rule == "coupled":
-        plain = _generate(replay.engine, requests(FixedPolicy(0)))
+        plain = _generate(replay, requests(FixedPolicy(0)))
         replay.differing += sum(a != b for a, b in zip(texts, plain, strict=True))
     for text in texts:
         replay.counts[text] += 1
@@ -199,46 +225,56 @@ def _run(replay: _Replay, reference: _Reference, seed: int) -> None:
             position = reference.after(text[:i])
             if not position.law[token] > 0:
                 break  # Pearson's test knows what to make of the impossible
-            for bet, grown, moment in zip(replay.bets, position.growth, position.moments, strict=True):
-                bet.settle(grown[token], *moment[token])
+            position.settle(replay.bets, token)
 
 
-def _generate(engine: Engine, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-    generations = [engine.start(request, i) for i, request in enumerate(requests)]
+def _generate(replay: _Replay, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    generations = [replay.engine.start(request, i) for i, request in enumerate(requests)]
 
     def running() -> list[Generation]:
         return [g for g in generations if g.finish_reason is None]
 
     while active := running():
-        engine.step(active)
-    return [tuple(g.tokens[1:]) for g in generations]  # the first is the start symbol
+        before = [tuple(g.tokens[1:]) for g in active]  # the first is the start symbol
+        replay.drafter.forget()
+        for g, prefix, step in zip(active, before, replay.engine.step(active), strict=True):
+            if replay.steps is not None and (drafted := replay.drafter.drafted.get(g.sequence)):
+                paths = [(*prefix, *drafted[:i]) for i in range(len(drafted) + 1)]
+                p = [replay.setting.reference.after(path).law for path in paths]
+                q = [replay.setting.reference.drafted_after(path) for path in paths[:-1]]
+                replay.steps.take(prefix, drafted, step.num_accepted, p, q)
+    return [tuple(g.tokens[1:]) for g in generations]
 
 
-def _verdict(replays: Sequence[_Replay], references: dict[str, _Reference], rows: RecordedRows) -> Finding:
+def _verdict(replays: Sequence[_Replay], rows: RecordedRows) -> Finding:
     problems = []
-    laws = {name: reference.texts() for name, reference in references.items()}
+    laws = {replay.setting.name: replay.setting.reference.texts() for replay in replays}
     for replay in replays:
         p_value = pearson(replay.counts, laws[replay.setting.name])
         if p_value < _ODDS_OF_CHI_SQUARE / len(replays):
             problems.append(f"{replay.name}: texts do not have their law (p = {p_value:.1g})")
         if replay.differing:
             problems.append(f"{replay.name}: {replay.differing} texts are not those of plain decoding")
-    named = [(replay.name, shift, bet) for replay in replays for shift, bet in zip(SHIFTS, replay.bets, strict=True)]
+        if replay.steps is not None and replay.steps.impossible:
+            problems.append(f"{replay.name}: {replay.steps.impossible} steps drafted or accepted what they cannot")
+    named = [(replay.name, what, bet) for replay in replays for what, bet in replay.named_bets]
     # What is broken is mostly so under every rule: the sequences one after the other show it sooner.
-    for i, shift in enumerate(SHIFTS):
-        named.append(("all rules", shift, reduce(Bet.joined, [replay.bets[i] for replay in replays])))
+    together: dict[str, Bet] = {}
+    for _, what, bet in named:
+        together[what] = together[what].joined(bet) if what in together else bet
+    named += [("all rules", what, bet) for what, bet in together.items()]
     bets = [bet for *_, bet in named]
     found = evidence(bets)
     if found >= THRESHOLD:
-        name, shift, strongest = max(named, key=lambda entry: float(entry[2].log_capital.max()))
+        name, what, strongest = max(named, key=lambda entry: float(entry[2].log_capital.max()))
         more = "more" if strongest.total > 0 else "less"
-        problems.append(f"{name}: tokens {shift} come out {more} often than they should (Z {strongest.z:+.1f})")
+        problems.append(f"{name}: {what} come out {more} often than they should (Z {strongest.z:+.1f})")
     tokens = sum(replay.counts.total() for replay in replays) * _LENGTH
-    noticed = smallest_shift(bets[-len(SHIFTS)], len(bets), THRESHOLD)
+    noticed = smallest_shift(together[f"tokens {SHIFTS[0]}"], len(bets), THRESHOLD)
     summary = (
         f"the engine on recorded rows (mean total variation of the pair {rows.variation:.2f}), three rules, with"
-        f" and without penalties: {tokens} tokens follow their exact law, largest |Z|"
-        f" {max(abs(bet.z) for bet in bets):.1f}; coupled texts are those of plain decoding. A shift"
+        f" penalties, another draft and copies: {tokens} tokens follow their exact law, drafts and acceptance theirs,"
+        f" largest |Z| {max(abs(bet.z) for bet in bets):.1f}; coupled texts are those of plain decoding. A shift"
         f" of {noticed:.1%} towards the draft would be noticed"
     )
     odds = 1 / THRESHOLD + 3 * _ODDS_OF_CHI_SQUARE

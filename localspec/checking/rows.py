@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,10 @@ class RecordedRows:
         first[0, START] = 0.0
         p_rows, q_rows = (np.concatenate([first, *(entry[1][i][None] for entry in kept)]) for i in (0, 1))
         return cls(p_rows, q_rows, float(np.mean([entry[0] for entry in kept])))
+
+    def disagreeing(self) -> RecordedRows:
+        """Return the same with the draft's rows of other places: a draft that is mostly wrong, and often sure."""
+        return replace(self, draft=np.concatenate([self.draft[:1], np.roll(self.draft[1:], 1, axis=0)]))
 
     def after(self, place: int, symbol: int) -> int:
         """Return the place that follows ``place`` when ``symbol`` stands there; 0 is before the start."""

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from localspec.errors import BackendError, InvalidOptionError
+from localspec.wording import counted
 
 if TYPE_CHECKING:
     from localspec.backend.choice import BackendName
@@ -112,5 +113,5 @@ def _speed(result: dict[str, Any]) -> float:
 
 def _line(summary: dict[str, Any]) -> str:
     best = summary["best_num_draft_tokens"]
-    how = f"with {best} drafted tokens, {summary['predicted_speedup']:.2f}×" if best else "without drafts"
+    how = f"with {counted(best, 'drafted token')}, {summary['predicted_speedup']:.2f}×" if best else "without drafts"
     return f"{summary['tokens_per_s']:6.1f} tokens/s {how}; plain {summary['plain_tokens_per_s']:.1f}"

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
-from localspec.cli.running import open_session, say
+from localspec.cli.options import AutoOrNumber, generation_options, model_options, sampling_options, sampling_params
+from localspec.cli.running import MODEL_OPTIONS, open_session, say
 from localspec.errors import InvalidOptionError, StoreError
+from localspec.reading import read_whole
+from localspec.wording import counted
 
 if TYPE_CHECKING:
-    from localspec.batch import BatchSettings, Output, Pool, Summary, Tally
+    from localspec.batch import BatchSettings, Output, Pool, PromptFile, Summary, Tally
     from localspec.batching import BatchProgress
 
 __all__ = ["batch"]
@@ -29,22 +31,10 @@ Drafting = tuple[tuple[str, str | int | None], ...]
 _ERROR_RECORDS = 3
 
 
-class ParallelType(click.ParamType[int | None]):
-    """A number of sequences; "auto" is None."""
+def _check_parallel(number: int) -> int:
+    from localspec.loading import check_parallel
 
-    name = "auto|B"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Return the number, or None for "auto"."""
-        if value in ("auto", None):
-            return None
-        try:
-            number = int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
-        from localspec.loading import check_parallel
-
-        return check_parallel(number)
+    return check_parallel(number)
 
 
 @click.command()
@@ -55,7 +45,7 @@ class ParallelType(click.ParamType[int | None]):
 @model_options
 @click.option(
     "--parallel",
-    type=ParallelType(),
+    type=AutoOrNumber(_check_parallel),
     metavar="auto|B",
     help="Sequences in a pass; auto takes as many as pay.  [default: auto]",
 )
@@ -117,6 +107,8 @@ def batch(
         opened = stack.enter_context(PromptFile.opened(prompts))
         if output != "-" and opened.is_same_file(Path(output)):
             raise InvalidOptionError(f"{output} is both input and output; give the answers another file")
+        if summary is not None:
+            _check_summary(Path(summary), opened, output)
         target = stack.enter_context(_output(output, not unordered, restart=restart, retry_errors=retry_errors))
         chosen = _drafting(values)
         pool = stack.enter_context(_pool(values, bar))
@@ -183,8 +175,7 @@ def _pool(values: dict[str, Any], bar: _Bar) -> Iterator[Pool]:
     from localspec.batch.remote import RayPool, load_ray
 
     ray = load_ray()
-    options = ("pair", "target", "draft", "context", "threads", "backend", "template")
-    names = {name: values.pop(name) for name in options}
+    names = {name: values.pop(name) for name in (*MODEL_OPTIONS, "drafter")}
     for name in ("target", "draft", "template"):
         if names[name] is not None and Path(names[name]).exists():  # workers stand in another directory
             names[name] = str(Path(names[name]).resolve())
@@ -199,9 +190,10 @@ def _drafting(values: dict[str, Any]) -> Drafting:
     """Return the options that decide texts and are not a row's to choose."""
     template = values["template"]
     if template is not None and Path(template).is_file():
-        template = f"{template} {hashlib.sha256(Path(template).read_bytes()).hexdigest()}"
+        template = f"{template} {hashlib.sha256(read_whole(Path(template))).hexdigest()}"
     names = ("context", "backend", "num_draft_tokens", "policy")
-    return (*((name, values[name]) for name in names), ("template", template))
+    drafter = "none" if values["no_draft"] and values["drafter"] == "auto" else values["drafter"]
+    return (*((name, values[name]) for name in names), ("drafter", drafter), ("template", template))
 
 
 def _settings(values: dict[str, Any], pool: Pool, drafting: Drafting) -> BatchSettings:
@@ -270,18 +262,19 @@ def _speed(tokens_per_s: float, accepted_per_step: float) -> str:
 def _say_kept(tally: Tally | None, output: str | None) -> None:
     if tally is None or output is None:
         return
-    of = "" if tally.total is None else f" of {tally.total}"
-    say(f"localspec: {tally.done}{of} rows are done and kept in {output}; the same command goes on with the rest")
+    rows = counted(tally.done, "row") if tally.total is None else f"{tally.done} of {counted(tally.total, 'row')}"
+    are = "is" if tally.done == 1 else "are"
+    say(f"localspec: {rows} {are} done and kept in {output}; the same command goes on with the rest")
 
 
 def _summary_lines(done: Summary, *, resumable: bool) -> list[str]:
     """Return what to say at the end."""
-    counts = [f"{done.answers} answers", f"{done.errors} errors" if done.errors else "no errors"]
+    counts = [counted(done.answers, "answer"), counted(done.errors, "error") if done.errors else "no errors"]
     if done.resumed:
-        counts.append(f"{done.resumed} rows done before")
+        counts.append(f"{counted(done.resumed, 'row')} done before")
     lines = [", ".join(counts)]
     if done.answers:
-        lines[0] += f"; {done.tokens} tokens in {done.elapsed_s:.1f} s, {done.tokens_per_s:.1f} tokens/s"
+        lines[0] += f"; {counted(done.tokens, 'token')} in {done.elapsed_s:.1f} s, {done.tokens_per_s:.1f} tokens/s"
         parts = [f"γ {done.num_draft_tokens:.1f} on average"]
         if done.parallel is not None:
             parts.insert(0, f"B {done.parallel}")
@@ -291,14 +284,26 @@ def _summary_lines(done: Summary, *, resumable: bool) -> list[str]:
     if done.speedup_over_plain is not None:
         lines.append(
             f"{done.speedup_over_plain:.2f}× plain decoding of one row at a time,"
-            f" {done.plain_tokens_per_s:.1f} tokens/s by a sample of {done.sample_rows}"
+            f" {done.plain_tokens_per_s:.1f} tokens/s by {counted(done.sample_tokens, 'token')} of"
+            f" {counted(done.sample_rows, 'row')}"
         )
     if not done.complete:
-        left = "" if done.rows is None else f" with {done.rows - done.resumed - done.answers - done.errors} rows left"
+        left = ""
+        if done.rows is not None:
+            left = f" with {counted(done.rows - done.resumed - done.answers - done.errors, 'row')} left"
         lines.append(f"stopped by errors{left}" + ("; the same command goes on" if resumable else ""))
     elif done.all_errors and resumable:
-        lines.append(f"{done.all_errors} rows ended in an error; --retry-errors does them again")
+        them = "it" if done.all_errors == 1 else "them"
+        lines.append(f"{counted(done.all_errors, 'row')} ended in an error; --retry-errors does {them} again")
     return lines
+
+
+def _check_summary(path: Path, prompts: PromptFile, output: str) -> None:
+    """Refuse before a night of work what would spoil it, or fail after it."""
+    if prompts.is_same_file(path) or (output != "-" and path.resolve() == Path(output).resolve()):
+        raise InvalidOptionError(f"{path} is also the input or the output; give the summary another file")
+    if path.is_dir() or not path.parent.is_dir():
+        raise StoreError(f"the summary {path} cannot be written: it must be a file in a directory that exists")
 
 
 def _write_summary(path: Path, done: Summary) -> None:

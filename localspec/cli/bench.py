@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import model_options, sampling_options, sampling_params, seconds
-from localspec.cli.running import open_session, progress_bar
+from localspec.cli.running import MODEL_OPTIONS, open_session, progress_bar, say, what_runs
 from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
 if TYPE_CHECKING:
-    from localspec.benchmark import BenchmarkSettings, Cell, Side
+    from localspec.benchmark import BenchmarkSettings, Cell, Side, Timings
 
 __all__ = ["bench"]
 
@@ -51,7 +51,10 @@ _KINDS = ("code", "editing", "prose")
 )
 @click.option("--plot", metavar="FILE", help="Write a picture (PNG or SVG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.pass_context
 def bench(
+    ctx: click.Context,
+    /,
     lengths: str,
     temperatures: str | None,
     kinds: str | None,
@@ -75,7 +78,7 @@ def bench(
 
     from localspec.benchmark import BenchmarkSettings, benchmark
 
-    model = {name: values.pop(name) for name in _MODEL_OPTIONS}
+    model = {name: values.pop(name) for name in MODEL_OPTIONS}
     params = sampling_params(dict(values))
     settings = BenchmarkSettings(
         params=params,
@@ -95,18 +98,25 @@ def bench(
         chosen = sampling_params(values, session.default_params)
         if not temperatures:
             settings = replace(settings, temperatures=tuple(dict.fromkeys((0.0, chosen.temperature))))
-        with progress_bar() as progress:
-            cells = benchmark(session, replace(settings, params=chosen), progress=progress)
-        if plot:
-            _save_picture(Path(plot), cells, session.pair.target_header.path.name)
+        try:
+            with progress_bar() as progress:
+                timings = benchmark(session, replace(settings, params=chosen), progress=progress)
+        except KeyboardInterrupt:
+            say("interrupted before everything was tried once, so there is nothing to show")
+            ctx.exit(130)
+        subject = what_runs(session)
+    for kind, temperature in timings.untimed:
+        say(f"every answer of kind {kind!r} at temperature {temperature:g} ended at once: not timed")
     if as_json:
-        click.echo(json.dumps(_as_json(cells, settings)))
+        click.echo(json.dumps(_as_json(timings, settings, subject)))
     else:
-        for line in table(cells):
+        for line in table(timings.cells):
             click.echo(line)
-
-
-_MODEL_OPTIONS = ("pair", "target", "draft", "context", "threads", "template")
+    if plot:
+        _save_picture(Path(plot), timings.cells, f"{subject['target']}\ndraft {subject['draft']}")
+    if timings.interrupted:
+        say("interrupted: these are the trials so far")
+        ctx.exit(130)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -163,13 +173,15 @@ def _spread(spread: Any, form: str) -> str:
     return f"{spread.median:{form}} ({spread.low:{form}}-{spread.high:{form}})"
 
 
-def _as_json(cells: Sequence[Cell], settings: BenchmarkSettings) -> dict[str, Any]:
+def _as_json(timings: Timings, settings: BenchmarkSettings, subject: dict[str, str]) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
+        **subject,
         "max_tokens": settings.max_tokens,
         "rule": settings.rule,
-        "cells": [asdict(cell) for cell in cells],
+        "interrupted": timings.interrupted,
+        "cells": [asdict(cell) for cell in timings.cells],
     }
 
 

@@ -270,7 +270,7 @@ def _validate(
         trials=_VALIDATION_ROUNDS,
     )
     try:
-        cells = benchmark(session, plan, progress=progress)
+        cells = benchmark(session, plan, progress=progress).cells
     except KeyboardInterrupt:
         _say_beside_bar("interrupted: there is no validation")
         return ()
@@ -336,12 +336,13 @@ def pair_as_json(profile: Profile, findings: Findings, *, interrupted: bool) -> 
     from dataclasses import asdict
 
     from localspec.calibration.report import choose, verdict
+    from localspec.profile import best
 
     pooled = findings.at_temperature()[-1]
     tokens_per_step = pooled.under(findings.rule).tokens_per_step
     speedups = findings.speedups(tokens_per_step)
     return {
-        "best_num_draft_tokens": max(range(len(speedups)), key=lambda gamma: (speedups[gamma], -gamma)),
+        "best_num_draft_tokens": best(speedups),
         "predicted_speedup": list(speedups),
         "cost_ratio": findings.cost_ratio,
         "verify_cost": list(findings.verify_cost),

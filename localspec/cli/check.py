@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.options import model_options, sampling_options, sampling_params, seconds
-from localspec.cli.running import open_session, progress_bar, say
+from localspec.cli.running import MODEL_OPTIONS, open_session, progress_bar, say, what_runs
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -55,11 +55,15 @@ def check(
     from localspec.checking.subject import CheckSettings
 
     budget_s = seconds(budget)
-    options = {name: values.pop(name) for name in list(values) if name not in _MODEL_OPTIONS}
+    options = {name: values.pop(name) for name in list(values) if name not in MODEL_OPTIONS}
     params = sampling_params(dict(options))
     chosen = {} if prompts is None else {"prompts": _prompts(prompts)}
     CheckSettings(params=params, num_draft_tokens=gamma, budget_s=budget_s, seed=seed, **chosen)
     with open_session(dict(values, no_draft=False), say_profile=False) as session:
+        subject = what_runs(session)
+        if not as_json and "draft" in subject:
+            what = f"Checking {subject['target']} with the draft {subject['draft']}, by {subject['backend']}"
+            click.echo(textwrap.fill(what, _WIDTH))
         settings = CheckSettings(
             params=sampling_params(options, session.default_params),
             num_draft_tokens=gamma,
@@ -70,7 +74,7 @@ def check(
         with progress_bar() as progress:
             report = run(session, settings, found=(lambda finding: None) if as_json else _print, progress=progress)
     if as_json:
-        click.echo(json.dumps(_as_json(report), ensure_ascii=False))
+        click.echo(json.dumps(_as_json(report, subject), ensure_ascii=False))
     else:
         click.echo(_verdict(report))
     if report.interrupted:
@@ -78,9 +82,6 @@ def check(
         ctx.exit(130)
     if not report.passed:
         ctx.exit(1)
-
-
-_MODEL_OPTIONS = ("pair", "target", "draft", "context", "threads", "template")
 
 
 def _prompts(name: str) -> Any:
@@ -114,10 +115,11 @@ def _verdict(report: Report) -> str:
     )
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report, subject: dict[str, str]) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
+        **subject,
         "passed": report.passed,
         "interrupted": report.interrupted,
         "false_alarm": report.false_alarm,

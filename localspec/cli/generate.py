@@ -12,6 +12,7 @@ import click
 from localspec.cli.options import generation_options, model_options, sampling_options, sampling_params
 from localspec.cli.running import detail_line, open_session, say, status_line, why_plain
 from localspec.errors import InvalidOptionError, PromptError
+from localspec.reading import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from localspec.session import Stream
@@ -110,7 +111,10 @@ def _prompt_text(prompt: str | None) -> str:
 
 
 def _standard_input() -> str:
-    return sys.stdin.read() if sys.stdin is not None else ""
+    text = sys.stdin.read(MAX_FILE_BYTES) if sys.stdin is not None else ""
+    if len(text) == MAX_FILE_BYTES:
+        raise PromptError(f"standard input holds more than {MAX_FILE_BYTES >> 20} MiB, more than any context does")
+    return text
 
 
 def _print_text(stream: Stream) -> None:

@@ -69,4 +69,4 @@ def _advice(verdict: Verdict | None) -> str:
     if verdict is None:
         return "-"
     best = verdict.best_num_draft_tokens
-    return f"{best} ({verdict.predicted_speedup[best]:.2f})" if best else "none"
+    return f"{best} ({verdict.speedup:.2f})" if best else "none"

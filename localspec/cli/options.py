@@ -12,6 +12,7 @@ from localspec.errors import InvalidOptionError
 from localspec.policy import check_num_draft_tokens
 
 __all__ = [
+    "AutoOrNumber",
     "candidate_options",
     "generation_options",
     "model_options",
@@ -25,10 +26,17 @@ __all__ = [
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class GammaType(click.ParamType[int | None]):
-    """A draft length; "auto" is None."""
+class AutoOrNumber(click.ParamType[int | None]):
+    """A whole number; "auto" is None.
 
-    name = "auto|N"
+    Args:
+        check: returns the number if it can be used, else raises InvalidOptionError.
+    """
+
+    name = "auto or a number"
+
+    def __init__(self, check: Callable[[int], int]) -> None:
+        self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         """Return the number, or None for "auto"."""
@@ -38,7 +46,7 @@ class GammaType(click.ParamType[int | None]):
             number = int(value)
         except ValueError:
             self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
-        return check_num_draft_tokens(number)
+        return self._check(number)
 
 
 # What no generation can use is said before models are fetched and loaded for it.
@@ -189,7 +197,7 @@ def generation_options(command: Command) -> Command:
             "--gamma",
             "-g",
             "num_draft_tokens",
-            type=GammaType(),
+            type=AutoOrNumber(check_num_draft_tokens),
             metavar="auto|N",
             help="Tokens drafted per step; 0 does not speculate, auto drafts as far as it pays.  [default: auto]",
         ),

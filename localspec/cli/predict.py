@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from localspec.errors import InvalidOptionError, ProfileError
+from localspec.reading import read_whole
 from localspec.theory import (
     ceiling,
     continuous_optimum,
@@ -19,6 +20,7 @@ from localspec.theory import (
     near_best,
     speedup_from_tokens,
 )
+from localspec.wording import counted
 
 __all__ = ["predict"]
 
@@ -152,7 +154,8 @@ def _numbers_from(
 
 def _read_profile(path: Path) -> _Numbers:
     try:
-        profile = json.loads(path.read_bytes())
+        data = read_whole(path)
+        profile = json.loads(data)
     except OSError as error:
         raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
     except (ValueError, RecursionError):
@@ -160,7 +163,7 @@ def _read_profile(path: Path) -> _Numbers:
     if not isinstance(profile, dict):
         raise ProfileError(f"the profile {path} is no JSON object; write it with: localspec calibrate --json")
     if "version" in profile:
-        return _read_saved(path)
+        return _read_saved(path, data)
 
     def number(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -181,14 +184,14 @@ def _read_profile(path: Path) -> _Numbers:
     )
 
 
-def _read_saved(path: Path) -> _Numbers:
+def _read_saved(path: Path, data: bytes) -> _Numbers:
     """Take the numbers from a profile as calibrate keeps it: those of all text, near the usual temperature."""
     from localspec.profile import Profile
     from localspec.sampling import LLAMACPP_DEFAULTS
     from localspec.tuning import PROFILE_DEPTH
 
     try:
-        profile = Profile.from_json(path.read_text(encoding="utf-8"))
+        profile = Profile.from_json(data.decode())
     except (ProfileError, UnicodeDecodeError) as error:
         raise ProfileError(f"the profile {path} cannot be used: {error}; calibrate again") from None
     usual = LLAMACPP_DEFAULTS.temperature
@@ -238,8 +241,7 @@ def _verdict(prediction: _Prediction) -> str:
             return "Only plain decoding was considered."
         nearest = max(speedups[1:])
         return f"Do not speculate: the best draft would run at {nearest:.2f} times the speed of plain decoding."
-    tokens = "1 token" if best == 1 else f"{best} tokens"
-    return f"Draft {tokens} a step: {speedups[best]:.2f} times the speed of plain decoding."
+    return f"Draft {counted(best, 'token')} a step: {speedups[best]:.2f} times the speed of plain decoding."
 
 
 def _as_json(prediction: _Prediction) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import is_verbose
+from localspec.wording import counted
 
 if TYPE_CHECKING:
     from localspec.generation import Stats
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from localspec.tuning import DrafterName
 
 __all__ = [
+    "MODEL_OPTIONS",
     "detail_line",
     "model_lines",
     "note",
@@ -27,8 +29,12 @@ __all__ = [
     "progress_bar",
     "say",
     "status_line",
+    "what_runs",
     "why_plain",
 ]
+
+MODEL_OPTIONS = ("pair", "target", "draft", "context", "threads", "backend", "template")
+"""What ``model_options`` adds to a command, apart from ``no_draft``: the arguments of ``load_pair``."""
 
 _PLAIN_STEPS = 3  # the pass that reads the prompt, and two that tell what plain decoding takes
 
@@ -44,8 +50,7 @@ def open_session(values: dict[str, Any], *, use_profile: bool = True, say_profil
     show_native_log(is_verbose())
     use_draft, drafter = not values.pop("no_draft"), values.pop("drafter", "auto")
     named = profile_options(values)
-    options = ("pair", "target", "draft", "context", "threads", "backend", "template")
-    names = {name: values.pop(name) for name in options}
+    names = {name: values.pop(name) for name in MODEL_OPTIONS}
     with note("loading the models ..."):
         session = load_pair(**names, use_draft=use_draft, drafter=drafter, use_profile=use_profile, progress=True)
     if session.pair.draft is None and use_draft and session.drafter == "model":
@@ -72,12 +77,19 @@ def profile_options(values: dict[str, Any]) -> str:
 def model_lines(session: Session) -> list[str]:
     """Return what is loaded, and what drafts."""
     pair = session.pair
-    lines = [f"Target {pair.target.model.path.stem}, {pair.target.capacity} tokens of context"]
+    lines = [f"Target {pair.target.model.path.stem}, {counted(pair.target.capacity, 'token')} of context"]
     if pair.draft is not None:
         lines.append(f"Draft  {pair.draft.model.path.stem}")
     elif session.can_draft:
         lines.append("Draft  none: by lookup of what followed the same words before")
     return lines
+
+
+def what_runs(session: Session) -> dict[str, str]:
+    """Return the files of target and draft, and the library with its build: what a report is about."""
+    pair = session.pair
+    draft = {} if pair.draft is None else {"draft": pair.draft.model.path.name}
+    return {"target": pair.target.model.path.name, **draft, "backend": pair.target.model.binding.build()}
 
 
 def why_plain(session: Session, policy: Policy, num_steps: int, *, drafter: DrafterName | None = None) -> str:
@@ -114,7 +126,7 @@ def status_line(
         speedup: over plain decoding, where that was measured.
         why: the reason, if nothing was drafted.
     """
-    parts = [f"{stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"]
+    parts = [f"{counted(stats.tokens, 'token')}, {stats.tokens_per_s:.1f} tokens/s"]
     if stats.drafted:
         per_step = stats.accepted / stats.steps
         parts.append(f"{stats.tokens_per_step:.2f} per step ({per_step:.2f} of them drafted)")
@@ -129,9 +141,9 @@ def status_line(
 
 def detail_line(stats: Stats, seed: int) -> str:
     """Return where the time went."""
-    drafts = f"{stats.accepted} of {stats.drafted} drafts accepted; " if stats.drafted else ""
+    drafts = f"{stats.accepted} of {counted(stats.drafted, 'draft')} accepted; " if stats.drafted else ""
     return (
-        f"{drafts}prompt {stats.prompt_tokens} tokens ({stats.reused_tokens} from the cache),"
+        f"{drafts}prompt {counted(stats.prompt_tokens, 'token')} ({stats.reused_tokens} from the cache),"
         f" {stats.prefill_s:.2f} s;"
         f" draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, sampling {stats.sampling_s:.3f} s; seed {seed}"
     )

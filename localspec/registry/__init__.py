@@ -13,17 +13,16 @@ PosixPath('/home/me/.cache/localspec/models/…')
 from __future__ import annotations
 
 from localspec.locations import cache_dir, config_dir
-from localspec.registry.catalog import (
+from localspec.registry.catalog import Registry, load
+from localspec.registry.entries import (
     Derivation,
     HuggingFaceFile,
     LocalFile,
     ModelEntry,
     PairEntry,
     RecommendedSampling,
-    Registry,
     Source,
     WheelParts,
-    load,
 )
 from localspec.registry.progress import human_bytes
 from localspec.registry.store import Quantizer, Status, Store

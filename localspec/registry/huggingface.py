@@ -16,7 +16,7 @@ from localspec._version import __version__
 from localspec.errors import DownloadError, IntegrityError
 
 if TYPE_CHECKING:
-    from localspec.registry.catalog import HuggingFaceFile
+    from localspec.registry.entries import HuggingFaceFile
     from localspec.registry.partial import PartialFile, Writer
     from localspec.registry.progress import Advance, Reporter
 

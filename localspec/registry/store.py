@@ -22,7 +22,8 @@ from filelock import FileLock, Timeout
 from localspec.errors import DownloadError, IntegrityError, UnsupportedModelError
 from localspec.locations import cache_dir
 from localspec.registry import huggingface, wheels
-from localspec.registry.catalog import HuggingFaceFile, LocalFile, ModelEntry, Registry, Source, WheelParts
+from localspec.registry.catalog import Registry
+from localspec.registry.entries import HuggingFaceFile, LocalFile, ModelEntry, Source, WheelParts
 from localspec.registry.partial import PartialFile, check_space, store_errors, write_atomically
 from localspec.registry.progress import Reporter, SilentReporter, StderrReporter, human_bytes
 

@@ -23,7 +23,7 @@ from localspec.errors import DownloadError, StoreError
 from localspec.registry.partial import FULL_REMEDY, store_errors
 
 if TYPE_CHECKING:
-    from localspec.registry.catalog import WheelParts
+    from localspec.registry.entries import WheelParts
     from localspec.registry.partial import PartialFile, Writer
     from localspec.registry.progress import Advance
 

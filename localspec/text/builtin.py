@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from localspec.errors import TemplateError
+from localspec.reading import read_whole
 
 __all__ = ["TEMPLATE_NAMES", "template_source"]
 
@@ -83,7 +84,7 @@ def template_source(choice: str | None, model_template: str | None) -> str:
     if choice in _NAMED:
         return _NAMED[choice]
     try:
-        return Path(choice).read_text(encoding="utf-8")
+        return read_whole(Path(choice)).decode()
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise TemplateError(f"no template {choice!r}: not one of {names}, and as a file: {reason}") from None

@@ -16,7 +16,8 @@ ordinary rendering, but never in which markers are trusted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -48,6 +49,27 @@ class Message:
                 f"a {self.role} message holds something that is not text at character {error.start}: "
                 "half of a surrogate pair, as bytes that are not UTF-8 leave it"
             ) from None
+
+    @classmethod
+    def of(cls, values: object) -> Message:
+        """Read a message as OpenAI's interfaces write it.
+
+        A "developer" is who gives the system text, an assistant's content of null is no text, and content in several
+        parts of text is joined.
+
+        Raises:
+            PromptError: it is no message.
+        """
+        if not isinstance(values, Mapping) or not {"role", "content"} <= values.keys():
+            raise PromptError(f"a message is {reprlib.repr(values)}; it must be an object with role and content")
+        role, content = values["role"], values["content"]
+        if content is None and role == "assistant":
+            content = ""
+        elif isinstance(content, list):
+            if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+                raise PromptError(f"a {role} message has a part that is not text; only text can be read")
+            content = "".join(part["text"] for part in content)
+        return cls("system" if role == "developer" else role, content)
 
 
 @dataclass(frozen=True, slots=True)

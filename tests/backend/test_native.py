@@ -14,7 +14,9 @@ from localspec.backend import Span
 from localspec.backend.binding import ContextSettings
 from localspec.backend.ik_layout import Batch
 from localspec.backend.native import NativeContext
+from localspec.checking.ledger import Ledger
 from localspec.errors import EvaluationError, OutOfMemoryError
+from localspec.plans import EvaluationPlan, PlannedContext
 
 SIZE = 8
 
@@ -125,6 +127,18 @@ def test_lengths_are_asked_for_once_and_after_anything_that_went_wrong() -> None
     context.truncate(0, 2)
     binding.held[0] = 1
     assert context.length(0) == 1
+
+
+def test_a_length_that_was_noted_wrongly_is_found_by_counting_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = opened(FakeBinding())
+    ledger = Ledger(PlannedContext(context, EvaluationPlan()), "target")
+    ledger.decode([Span(0, [1, 2, 3], 0)])
+    monkeypatch.setattr(context, "truncate", context._lengths.__setitem__)
+    ledger.truncate(0, 2)
+    assert ledger.take_faults() == [
+        "the target's cache holds 3 tokens after going back to 2 tokens, and should hold 2"
+    ]
+    assert context.length(0) == 3
 
 
 def test_rows_are_views_of_the_librarys_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -66,6 +66,7 @@ class FakePool:
         self._pause_s = pause_s
         self._on_answer = on_answer
         self.answered: list[str] = []
+        self.sampled: list[str] = []
         self.most_ahead = 0
 
     def answers(self, requests: Iterable[BatchRequest]) -> Generator[BatchAnswer]:
@@ -91,10 +92,10 @@ class FakePool:
             self.answered.append(request.id)
             yield answer
 
-    def plain(self, request: BatchRequest, max_tokens: int) -> Stats:
-        return Stats(
-            prompt_tokens=10, tokens=max_tokens, steps=max_tokens, prefill_s=1.0, wall_s=2.0 * (max_tokens - 1)
-        )
+    def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
+        self.sampled += [request.id for request in requests]
+        counts = [request.max_tokens for request in requests]
+        return [Stats(prompt_tokens=10, tokens=n, steps=n, prefill_s=1.0, wall_s=2.0 * (n - 1)) for n in counts]
 
 
 def settings(**changes: object) -> BatchSettings:

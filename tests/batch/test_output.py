@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 from localspec.batch import FileOutput, StreamOutput
 from localspec.batch.identity import PairFingerprint, RunIdentity
 from localspec.batch.output import _disk_errors
-from localspec.errors import InvalidOptionError, StoreError
+from localspec.errors import EvaluationError, InvalidOptionError, StoreError
 
 
 def identity(**changes):
@@ -313,6 +314,25 @@ def stream(rows, *, ordered):
 def test_a_stream_gets_lines_in_turn():
     assert stream([2, 3, 1, 5, 4], ordered=True) == [[], [], [1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]
     assert stream([2, 3, 1], ordered=False) == [[2], [2, 3], [2, 3, 1]]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, EvaluationError, None])
+def test_a_stream_that_ends_early_gets_what_was_ahead(ending):
+    file = io.BytesIO()
+    with suppress(KeyboardInterrupt, EvaluationError), StreamOutput(file, ordered=True) as output:
+        for row in (1, 5, 3):
+            output.append(row, line(row), is_error=False)
+        if ending is not None:
+            raise ending("no")
+    assert [json.loads(data)["line"] for data in file.getvalue().splitlines()] == [1, 3, 5]
+
+
+def test_a_stream_that_broke_gets_nothing_more():
+    file = io.BytesIO()
+    with suppress(BrokenPipeError), StreamOutput(file, ordered=True) as output:
+        output.append(2, line(2), is_error=False)
+        raise BrokenPipeError
+    assert file.getvalue() == b""
 
 
 def test_a_stream_keeps_no_run():

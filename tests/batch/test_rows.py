@@ -126,6 +126,16 @@ def test_the_system_text_goes_in_front_of_rows_that_bring_none():
     assert request({"prompt": "hello", "raw": True}, system="Be brief.").prompt == "hello"
 
 
+def test_messages_of_openai_files_are_understood():
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Rhyme."}]},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "hello"},
+    ]
+    read = [Message("system", "Rhyme."), Message("assistant", ""), Message("user", "hello")]
+    assert request({"messages": messages}, system="Be brief.").prompt == read
+
+
 BAD = [
     (b"", "blank"),
     (b"  \t", "blank"),
@@ -242,6 +252,14 @@ def test_an_openai_request_is_taken():
     assert (found.max_tokens, found.seed, found.stop, found.raw) == (5, 3, ("a", "b"), False)
 
 
+def test_what_programs_write_as_null_is_left_out():
+    nulls = ("prompt", "max_completion_tokens", "stop", "stream_options", "reasoning_effort", "seed", "temperature")
+    found = request(openai({**CHAT, "max_tokens": 5, **dict.fromkeys(nulls), "parallel_tool_calls": True}))
+    assert found == request(openai(CHAT | {"max_tokens": 5}))
+    assert request(openai(CHAT | {"penalty_last_n": None})).params.penalty_last_n is None
+    assert request(openai(CHAT | {"max_tokens": 5, "max_completion_tokens": 5})).max_tokens == 5
+
+
 def test_an_openai_completion_is_a_raw_prompt():
     found = request(openai({"prompt": "hello", "max_tokens": 2}, url="/v1/completions"), system="Be brief.")
     assert (found.prompt, found.raw, found.max_tokens) == ("hello", True, 2)
@@ -266,6 +284,7 @@ def test_an_openai_completion_is_a_raw_prompt():
         (openai(CHAT | {"response_format": {"type": "json_object"}}), "response_format"),
         (openai(CHAT | {"frobnicate": 1}), "frobnicate"),
         (openai(CHAT | {"id": 1}), "no option 'id'"),
+        (openai(CHAT | {"max_tokens": 5, "max_completion_tokens": 6}), "max_tokens and max_completion_tokens differ"),
         (openai(CHAT, custom_id=5.5), "custom_id is 5.5"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 
 from localspec.batch import FileOutput, PromptFile, StreamOutput, run_batch
 from localspec.errors import EvaluationError, InvalidOptionError, PromptError, StoreError
+from localspec.generation import Stats
 from tests.batch.fakes import TOO_LONG, FakePool, answer_of, run, settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,23 +358,57 @@ def test_a_stream_gets_every_answer_in_order(tmp_path):
 
 
 def test_the_speedup_is_that_over_plain_decoding_of_a_sample(tmp_path, output):
-    summary = run(prompts(tmp_path, numbered(10)), output)
-    # A second for each prompt of 10 tokens, two for each token: the pool says so.
-    plain_s = 10 * 1.0 + summary.tokens * 2.0
+    summary = run(prompts(tmp_path, numbered(50)), output)
+    # A second for each prompt of 10 tokens with the answer's first, two for each of the others: the pool says so.
+    plain_s = 50 * 1.0 + (summary.tokens - 50) * 2.0
     assert summary.speedup_over_plain == pytest.approx(plain_s / summary.elapsed_s)
     assert summary.plain_tokens_per_s == pytest.approx(summary.tokens / plain_s)
-    assert 1 <= summary.sample_rows <= 3
+    assert (summary.sample_rows, summary.no_speedup_because) == (5, None)
+    assert 64 <= summary.sample_tokens <= summary.tokens / 20 + 5
+
+
+def test_a_sample_is_of_all_rows_and_not_of_the_first(tmp_path, output):
+    pool = FakePool()
+    run(prompts(tmp_path, numbered(400)), output, pool)
+    places = [pool.answered.index(row) for row in pool.sampled]
+    assert len(set(places)) == 5
+    assert max(places) >= 200
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "max_tokens", "said"),
+    [
+        (1, None, "a run of 1 answer and"),
+        (29, None, "a run of 29 answers and"),
+        (40, 31, "and 1240 tokens; it takes"),
+    ],
+)
+def test_a_run_too_small_for_a_sample_claims_no_speedup(num_rows, max_tokens, said, tmp_path, output):
+    pool = FakePool()
+    summary = run(prompts(tmp_path, numbered(num_rows)), output, pool, max_tokens=max_tokens)
+    assert (summary.complete, summary.speedup_over_plain, summary.plain_tokens_per_s) == (True, None, None)
+    assert (summary.sample_rows, summary.sample_tokens, pool.sampled) == (0, 0, [])
+    assert said in summary.no_speedup_because
+
+
+def test_a_sample_that_ends_early_claims_no_speedup(tmp_path, output):
+    pool = FakePool()
+    pool.plain = lambda requests: [Stats(prompt_tokens=10, tokens=9, prefill_s=1.0, wall_s=1.0) for _ in requests]
+    summary = run(prompts(tmp_path, numbered(50)), output, pool)
+    assert summary.speedup_over_plain is None
+    assert summary.no_speedup_because == "the sample of plain decoding has only 45 tokens of 5 rows"
 
 
 def test_a_sample_that_fails_spoils_nothing(tmp_path, output):
     pool = FakePool()
 
-    def fail(request, max_tokens):
+    def fail(requests):
         raise EvaluationError("no")
 
     pool.plain = fail
-    summary = run(prompts(tmp_path, numbered(3)), output, pool)
+    summary = run(prompts(tmp_path, numbered(50)), output, pool)
     assert (summary.complete, summary.speedup_over_plain) == (True, None)
+    assert summary.no_speedup_because == "the sample of plain decoding failed: no"
 
 
 # Kills

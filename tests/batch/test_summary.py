@@ -36,11 +36,22 @@ def test_answers_add_up():
 
 def test_plain_speed_is_that_of_the_sample():
     sample = [
-        Stats(prompt_tokens=100, reused_tokens=50, tokens=11, prefill_s=1.0, wall_s=2.0),
+        Stats(prompt_tokens=100, reused_tokens=50, tokens=31, prefill_s=1.0, wall_s=6.0),
         Stats(prompt_tokens=50, tokens=21, prefill_s=1.0, wall_s=4.0),
+        Stats(prompt_tokens=50, tokens=21, prefill_s=30.0, wall_s=90.0),  # the machine was elsewhere
+        Stats(prompt_tokens=50, tokens=1, prefill_s=1.0),
     ]
     speed = PlainSpeed.of(sample)
-    assert (speed.num_rows, speed.prompt_token_s, speed.token_s) == (2, 0.02, 0.2)
-    assert speed.seconds(Stats(prompt_tokens=30, reused_tokens=20, tokens=5)) == pytest.approx(1.2)
-    assert PlainSpeed.of([]) is None
-    assert PlainSpeed.of([Stats(prompt_tokens=5, tokens=1, prefill_s=1.0)]) is None
+    assert (speed.num_rows, speed.num_tokens, speed.prompt_token_s, speed.token_s) == (3, 73, 0.02, 0.2)
+    assert speed.seconds(Stats(prompt_tokens=30, reused_tokens=20, tokens=5), 2) == pytest.approx(0.2 + 0.6)
+
+
+def test_a_prompt_out_of_the_cache_tells_nothing_of_reading():
+    read = Stats(prompt_tokens=1000, tokens=32, prefill_s=2.0, wall_s=1.0)
+    reused = Stats(prompt_tokens=1000, reused_tokens=999, tokens=32, prefill_s=0.03, wall_s=1.0)
+    assert PlainSpeed.of([read, reused, reused]).prompt_token_s == 0.002
+
+
+@pytest.mark.parametrize("tokens", [[], [1] * 100, [32, 32], [21, 21, 21], [400]])
+def test_a_sample_of_few_rows_or_tokens_shows_no_speed(tokens):
+    assert PlainSpeed.of([Stats(prompt_tokens=5, tokens=n, prefill_s=1.0, wall_s=1.0) for n in tokens]) is None

@@ -20,9 +20,11 @@ from localspec.calibration.agreement import (
     observe,
     summarise,
 )
+from localspec.calibration.profiles import fitted_confidence
 from localspec.calibration.prompts import POOLED, CalibrationPrompt
+from localspec.calibration.runner import say_undraftable
 from localspec.engine import Engine
-from localspec.errors import ContextOverflowError, InvalidOptionError
+from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError
 from localspec.generation import Request
 from localspec.sampling import SamplingParams, make_law
 from localspec.theory import expected_tokens
@@ -31,6 +33,10 @@ from tests.fakes import Failure, FakeContext, MarkovModel
 PLAIN = SamplingParams()
 TARGET = MarkovModel.random(1, spread=1.5)
 DRAFT = MarkovModel.random(2, spread=1.0)
+
+
+def never(token):
+    return False
 
 
 def same_everywhere(law):
@@ -307,6 +313,56 @@ def test_summaries_come_by_kind_and_temperature():
         ("a", 0, 2, 40), ("a", 1, 2, 40), ("b", 0, 2, 40), ("b", 1, 2, 40), ("all", 0, 4, 80), ("all", 1, 4, 80),
     ]  # fmt: skip
     assert summarise([], max_draft_tokens=1) == ()
+
+
+class TestRowsThatAreNone:
+    """NaN, or nothing finite, among the logits."""
+
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
+    def test_nothing_counts_as_drafted_where_the_draft_has_none(self, value):
+        asked = prompts(4)
+        plan = AgreementPlan(params=PLAIN, temperatures=(0.0, 1.0), tokens_per_prompt=20)
+        sound = watch(TARGET, DRAFT, asked, temperatures=(0.0, 1.0))
+        bad = FakeContext(DRAFT, capacity=128, spoil=lambda prefix: value if len(prefix) in (8, 15) else None)
+        found = list(observe(FakeContext(TARGET, capacity=128), bad, asked, plan, encode=list, ends_generation=never))
+        for one, other in zip(found, sound, strict=True):
+            # A prompt of 6 tokens: rows 2 and 9 of what follows.
+            lost = np.isin(np.arange(20), (2, 9))
+            assert one.num_undraftable == 2
+            for name in ("overlap", "confidence", "rescaled_overlap"):
+                mine, theirs = getattr(one, name), getattr(other, name)
+                assert not mine[..., lost].any()
+                np.testing.assert_array_equal(mine[..., ~lost], theirs[..., ~lost])
+            np.testing.assert_array_equal(one.transcript.p_y, other.transcript.p_y)
+            q_y = np.where(lost, 0.0, other.transcript.q_y)
+            np.testing.assert_array_equal(one.transcript.q_y, q_y)
+        best = best_draft_temperatures(found)
+        assert summarise(found, max_draft_tokens=3)[-1].acceptance_rate < 1
+        assert all(np.isfinite(each.gain) for each in best)
+
+    def test_they_say_nothing_of_confidence(self):
+        overlap, confidence = np.array([0.9, 0.0, 0.9]), np.array([0.8, 0.0, 0.8])
+        transcript = Transcript(np.full(3, 0.5), np.full(3, 0.5))
+        one = Observation("a", 0, 1.0, transcript, overlap, confidence, np.empty((0, 3)), num_undraftable=1)
+        assert fitted_confidence([one], 1.0).model.predict(0.1) == pytest.approx(0.9)
+        none = replace(one, overlap=np.zeros(3), confidence=np.zeros(3), num_undraftable=3)
+        assert fitted_confidence([none], 1.0).model.predict(0.9) == 0.0
+
+    def test_it_is_said(self):
+        transcript = Transcript(np.full(3, 0.5), np.full(3, 0.5))
+        one = Observation("a", 0, 1.0, transcript, np.zeros(3), np.zeros(3), np.empty((0, 3)), num_undraftable=1)
+        said = []
+        say_undraftable([replace(one, num_undraftable=0)], said.append)
+        assert said == []
+        say_undraftable([one, one], said.append)
+        assert "at 2 of 6 tokens the draft model computed no usable logits" in said[0]
+
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
+    def test_of_the_target_they_are_an_error(self, value):
+        bad = FakeContext(TARGET, capacity=128, spoil=lambda prefix: value if len(prefix) == 9 else None)
+        plan = AgreementPlan(params=PLAIN, temperatures=(1.0,))
+        with pytest.raises(InvalidLogitsError):
+            list(observe(bad, FakeContext(DRAFT, capacity=128), prompts(2), plan, encode=list, ends_generation=never))
 
 
 class TestDraftTemperature:

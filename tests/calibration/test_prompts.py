@@ -82,7 +82,7 @@ class TestFile:
             ('{"prompt": "a", "kind": ""}', "\"kind\" is ''"),
             ('{"prompt": "a", "kind": "all"}', 'other than "all"'),
             ('{"messages": []}', "must be a list of messages"),
-            ('{"messages": ["Hi"]}', 'must have "role" and "content"'),
+            ('{"messages": ["Hi"]}', "must be an object with role and content"),
             ('{"messages": [{"role": "king", "content": "a"}]}', "line 1: a message has the role 'king'"),
             ('{"messages": [{"role": [], "content": "a"}]}', "line 1: a message has the role"),
         ],

@@ -96,6 +96,13 @@ class TestVerdict:
         found = findings(agreement("code", 0.25, spread=0.15), agreement("all", 0.25, spread=0.15))
         assert verdict(found) == "On this machine: draft 1 token for code (1.10x, perhaps by chance)."
 
+    def test_a_gain_that_no_policy_would_speculate_for(self):
+        found = replace(findings(agreement("all", 0.8)), predict=lambda tokens: (1.0, 1.012, 0.9))
+        said = verdict(found)
+        assert "do not speculate" in said
+        assert said.endswith("the best draft (1 token) would run at 1.01 times plain speed, no gain worth having.")
+        assert choose(found)[0].speedup == 1.0
+
     def test_an_always_wrong_draft(self):
         found = findings(agreement("all", 0.0, spread=0), draft_pass_s=(1e-6,))
         assert "do not speculate" in verdict(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,10 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# Each is one that only a real pair, or the whole program, can show; the script has more than twenty.
+# Each is one that only a real pair, or the whole program, can show; the script has more than thirty.
 CHOSEN = (
     "a single token is not taken back",
     "discard after drawing",
+    "draft and verification share their noise",
     "block rule with the token rule's residual",
     "wrong bonus row in the engine",
     "max_tokens is one too many",
@@ -34,7 +36,7 @@ def mutants() -> ModuleType:
 
 def test_every_mutant_still_has_its_line(mutants: ModuleType, tmp_path: Path) -> None:
     names = [mutant.name for mutant in mutants.MUTANTS]
-    assert len(set(names)) == len(names) > 20
+    assert len(set(names)) == len(names) > 30
     assert set(CHOSEN) <= set(names)
     for number, mutant in enumerate(mutants.MUTANTS):
         text = (ROOT / "localspec" / mutant.file).read_text(encoding="utf-8")
@@ -46,6 +48,17 @@ def test_a_line_that_is_gone_is_an_error(mutants: ModuleType, tmp_path: Path) ->
     gone = mutants.Mutant("gone", "engine.py", "no such line", "", ("greedy",))
     with pytest.raises(ValueError, match="The source has changed"):
         mutants.broken_copy(gone, tmp_path)
+
+
+def test_the_record_keeps_what_earlier_runs_found(mutants: ModuleType, tmp_path: Path) -> None:
+    first, second = (mutant.name for mutant in mutants.MUTANTS[:2])
+    path = tmp_path / "mutants.json"
+    mutants.keep(path, "a", {second: ["rule"], "gone": ["rule"]})
+    mutants.keep(path, "a", {first: ["greedy"], "unbroken": []})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert list(record["failed"].items()) == [("unbroken", []), (first, ["greedy"]), (second, ["rule"])]
+    mutants.keep(path, "b", {first: []})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"pair": "b", "failed": {first: []}}
 
 
 @pytest.mark.model

@@ -53,7 +53,7 @@ def test_the_faster_one_wins_by_its_best_speed(measured: Run, capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "llamacpp" in out
     assert "38.0 tokens/s without drafts" in out
-    assert "46.8 tokens/s with 1 drafted tokens, 1.30×; plain 36.0" in out
+    assert "46.8 tokens/s with 1 drafted token, 1.30×; plain 36.0" in out
     assert "ik is the fastest" in out
 
 

@@ -308,7 +308,7 @@ def test_commands_take_effect(record):
     assert chat.streams[-1].stats.drafted == 0
     assert "verify" in err
     out, _ = chat.say("/draft on", "/stats")
-    assert "all 2 answers" in out
+    assert "2 answers in all" in out
     chat.say("//help me")
     assert chat.last_turn.user == "/help me"
     chat.say("/quit")

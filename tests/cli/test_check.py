@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from localspec import session
 from localspec.checking.findings import Finding, Report
+from localspec.cli import main
 from localspec.cli.check import _as_json, _print, _verdict
+from localspec.errors import InvalidOptionError
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -43,6 +46,25 @@ def test_wrong_usage_is_one_line(arguments: tuple[str, ...], tmp_path: Path, mon
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("localspec: error: ")
+    assert "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_the_models_are_loaded_as_the_options_say(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def load(**names: object) -> None:
+        asked.update(names)
+        raise InvalidOptionError("enough")
+
+    monkeypatch.setattr(session, "load_pair", load)
+    options = ("--target", "a", "--draft", "b", "--ctx", "77", "--threads", "3", "--backend", "ik")
+    assert main([command, *options]) == 2
+    assert "enough" in capsys.readouterr().err
+    expected = {"target": "a", "draft": "b", "context": 77, "threads": 3, "backend": "ik", "use_draft": True}
+    assert {name: asked[name] for name in expected} == expected
 
 
 GOOD = Finding(part="replay", passed=True, summary="all well " * 20, false_alarm=1e-4)
@@ -61,7 +83,8 @@ def test_lines_and_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "greedy identity" in _verdict(Report((GOOD, BAD)))
     assert _verdict(Report((GOOD,), interrupted=True)) == "Not finished."
     assert not Report((GOOD,), interrupted=True).passed
-    record = json.loads(json.dumps(_as_json(Report((GOOD, BAD)))))
+    record = json.loads(json.dumps(_as_json(Report((GOOD, BAD)), {"target": "a"})))
+    assert record["target"] == "a"
     assert (record["passed"], record["findings"][1]["problems"]) == (False, ["token 3"])
 
 
@@ -70,6 +93,7 @@ def test_a_small_pair(smollm2_path: Path, smollm2_q4_0_path: Path, tmp_path: Pat
     pair = ("--target", smollm2_path, "--draft", smollm2_q4_0_path, "--ctx", "512", "--threads", "1")
     checked = run("check", *pair, "--budget", "8s")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.startswith(f"Checking {Path(smollm2_path).name} with the draft {smollm2_q4_0_path.name}")
     assert checked.stdout.count("ok    ") == 7
     assert "Exact with respect to the logits evaluated" in checked.stdout
     assert checked.stderr == ""

@@ -106,7 +106,7 @@ def test_json_has_no_infinities():
         (("nan", "0.1"), "^--alpha is nan"),
         (("0.8", "inf"), "^--cost is inf"),
         (("0.8", "-0.1"), r"^--cost is -0\.1"),
-        (("0.8", "0.1", "--verify-cost", "1,1.2", "--max-gamma", "4"), "has 2 entries; .* needs 5"),
+        (("0.8", "0.1", "--verify-cost", "1,1.2", "--max-gamma", "4"), "has 2 numbers; .* needs 5"),
         (("0.8", "0.1", "--verify-cost", "28.6,44.7"), "^--verify-cost.* Divide"),
         (("0.8", "0.1", "--max-gamma", "-1"), "^--max-gamma is -1"),
         (("0.8", "0.1", "--max-gamma", "1001"), "^--max-gamma is 1001"),
@@ -217,7 +217,7 @@ class TestProfile:
     def test_no_further_than_was_measured(self, write):
         with pytest.raises(InvalidOptionError, match=r"--max-gamma is 4, and the profile has .* up to 3"):
             run("--profile", write(), "--max-gamma", "4")
-        with pytest.raises(InvalidOptionError, match="has 3 entries"):
+        with pytest.raises(InvalidOptionError, match="has 3 numbers"):
             run("--profile", write(), "--max-gamma", "3")
 
     @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from localspec.conversation import Conversation, load_conversation, save_convers
 from localspec.errors import InvalidOptionError, PromptError
 from localspec.policy import MAX_DRAFT_TOKENS
 from localspec.sampling import SamplingParams, check_rule
+from localspec.text import StopStrings
+from localspec.wording import counted
 
 if TYPE_CHECKING:
     from localspec.cli.chat.talk import Settings, Talk
@@ -59,6 +61,11 @@ def find_command(line: str) -> Callable[[Talk], None] | None:
             f"there is no command /{name}; {hint} a message that begins with a slash takes two: //{name}"
         )
     command, argument = COMMANDS[name], (match[2] or "").strip()
+    if argument and command.usage == f"/{name}":
+        raise InvalidOptionError(
+            f"/{name} stands alone, and {_short(argument)!r} follows it; a message that begins with a slash takes"
+            f" two: //{name}"
+        )
     return lambda talk: command.act(talk, argument)
 
 
@@ -150,8 +157,31 @@ def _setters() -> dict[str, Callable[[Settings, str], None]]:
         "seed": partial(_assign, "seed", optional(partial(_at_least, 0))),
         "max_tokens": partial(_assign, "max_tokens", optional(partial(_at_least, 1))),
         "rule": partial(_assign, "rule", check_rule),
-        "stop": partial(_assign, "stop", lambda text: () if text == "none" else (text,)),
+        "stop": partial(_assign, "stop", _stops),
     }
+
+
+def _stops(text: str) -> tuple[str, ...]:
+    """Read one stop string as it stands, or several in double quotes, written as in JSON."""
+    if text == "none":
+        return ()
+    if not text.startswith('"'):
+        return (text,)
+    stops: list[str] = []
+    rest, decoder = text, json.JSONDecoder()
+    while rest:
+        try:
+            stop, end = decoder.raw_decode(rest)
+        except ValueError:
+            stop, end = None, 0
+        if not isinstance(stop, str):
+            raise InvalidOptionError(
+                rf'stop is {text}; write one text as it stands, or several in double quotes: /set stop "###" "\n\n"'
+            )
+        stops.append(stop)
+        rest = rest[end:].lstrip(" ,")
+    StopStrings(stops)  # checks them
+    return tuple(stops)
 
 
 def _assign(name: str, read: Callable[[str], Any], settings: Settings, value: str) -> None:
@@ -171,6 +201,8 @@ def _shown(settings: Settings, name: str) -> str:
     value = getattr(settings.params, name, None) if hasattr(settings.params, name) else getattr(settings, name)
     if name == "logit_bias":
         value = ", ".join(f"{token}{bias:+g}" for token, bias in value or ())
+    elif name == "stop":
+        value = " ".join(json.dumps(stop, ensure_ascii=False) for stop in value or ())
     elif isinstance(value, tuple):
         value = ", ".join(map(repr, value))
     return "none" if value in (None, "") else str(value)
@@ -234,20 +266,29 @@ def _stats(talk: Talk, argument: str) -> None:
     totals = talk.totals
     lines = [talk.last or "No answer yet."]
     if totals.answers:
-        share = f"{totals.accepted} of {totals.drafted} drafts accepted" if totals.drafted else "nothing drafted"
+        share = (
+            f"{totals.accepted} of {counted(totals.drafted, 'draft')} accepted"
+            if totals.drafted
+            else "nothing drafted"
+        )
         lines.append(
-            f"all {totals.answers} answers: {totals.tokens} tokens, {share},"
-            f" {totals.reused_tokens} of {totals.prompt_tokens} prompt tokens from the cache"
+            f"{counted(totals.answers, 'answer')} in all: {counted(totals.tokens, 'token')}, {share},"
+            f" {totals.reused_tokens} of {counted(totals.prompt_tokens, 'prompt token')} from the cache"
         )
     talk.screen.result("\n".join(lines))
 
 
-def _undo(talk: Talk, _argument: str) -> None:
-    if not talk.conversation.turns:
+def _undo(talk: Talk, argument: str) -> None:
+    turns = talk.conversation.turns
+    if not turns:
         raise InvalidOptionError("there is nothing to undo")
-    undone = talk.conversation.turns[-1]
-    talk.conversation = talk.conversation.undo()
-    talk.screen.note(f"Taken back: {_short(undone.user)}")
+    count = _int(argument) if argument else 1
+    if not 1 <= count <= len(turns):
+        raise InvalidOptionError(f"{count} turns cannot be taken back; there may be 1 to {len(turns)}")
+    for _ in range(count):
+        talk.conversation = talk.conversation.undo()
+    what = "Taken back" if count == 1 else f"Taken back {count} turns, from this one on"
+    talk.screen.note(f"{what}: {_short(turns[-count].user)}")
 
 
 def _retry(talk: Talk, _argument: str) -> None:
@@ -281,7 +322,7 @@ def _tokens(talk: Talk, argument: str) -> None:
     tokens = vocabulary.tokenize(argument)
     pieces = (json.dumps(vocabulary.piece(t).decode(errors="replace"), ensure_ascii=False) for t in tokens)
     listed = "  ".join(f"{token} {piece}" for token, piece in zip(tokens, pieces, strict=True))
-    talk.screen.result(f"{len(tokens)} tokens" + (f": {listed}" if tokens else ""))
+    talk.screen.result(counted(len(tokens), "token") + (f": {listed}" if tokens else ""))
 
 
 def _model(talk: Talk, _argument: str) -> None:
@@ -291,7 +332,7 @@ def _model(talk: Talk, _argument: str) -> None:
     lines += [str(context.model.path) for context in (session.pair.target, session.pair.draft) if context]
     threads = session.pair.target.threads
     lines.append(
-        f"{used} of {session.context} tokens of context in use; {threads} thread{'s' if threads > 1 else ''} per pass"
+        f"{used} of {counted(session.context, 'token')} of context in use; {counted(threads, 'thread')} per pass"
     )
     talk.screen.result("\n".join(lines))
 
@@ -301,8 +342,7 @@ def _quit(talk: Talk, _argument: str) -> None:
 
 
 def _turns(conversation: Conversation) -> str:
-    count = len(conversation.turns)
-    return "1 turn" if count == 1 else f"{count} turns"
+    return counted(len(conversation.turns), "turn")
 
 
 def _short(text: str) -> str:
@@ -321,7 +361,7 @@ COMMANDS = {
         Command("gamma", "/gamma [N|auto]", "tokens drafted per step", _gamma),
         Command("draft", "/draft [on|off|HOW]", "speculate, by model, lookup or auto; or decode plainly", _draft),
         Command("stats", "/stats [on|off]", "what the last answer took; on: after each", _stats),
-        Command("undo", "/undo", "take back the last message and its answer", _undo),
+        Command("undo", "/undo [N]", "take back the last message and its answer, or N of them", _undo),
         Command("retry", "/retry", "answer the last message again", _retry),
         Command("clear", "/clear", "begin anew, keep the system text", _clear),
         Command("save", "/save FILE", "write the conversation as JSON", _save),

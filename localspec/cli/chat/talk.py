@@ -19,6 +19,7 @@ from localspec.sampling import SamplingParams, check_rule
 from localspec.session import Session, Stream
 from localspec.text import Message, StopStrings
 from localspec.tuning import DrafterName, PolicyName, ProfileLookup
+from localspec.wording import counted
 
 __all__ = ["Interrupts", "Settings", "Talk", "introduction"]
 
@@ -250,9 +251,11 @@ class Talk:
         elif failure:
             self.screen.error(failure)
         elif stream.finish_reason == "context":
-            self.screen.note(f"The context of {self.session.context} tokens is full; the answer ends here.")
+            self.screen.note(
+                f"The context of {counted(self.session.context, 'token')} is full; the answer ends here."
+            )
         elif stream.finish_reason == "length":
-            self.screen.note(f"The answer ends at {stats.tokens} tokens, as --max-tokens says.")
+            self.screen.note(f"The answer ends at {counted(stats.tokens, 'token')}, as --max-tokens says.")
         if stats.tokens:
             self.screen.note(self.last if self.settings.show_stats else status)
 
@@ -310,6 +313,6 @@ def _profile_lines(lookup: ProfileLookup, named: str) -> list[str]:
         # The problem ends with its remedy, `localspec calibrate`.
         gain = "it finds how far drafting pays here, if at all"
         return [f"{lookup.problem[:1].upper()}{lookup.problem[1:]}{named} ({gain})"] if lookup.problem else []
-    speeds = [max(verdict.predicted_speedup) for verdict in lookup.profile.verdicts]
+    speeds = [verdict.speedup for verdict in lookup.profile.verdicts]
     gain = f"up to {max(speeds):.2f}× plain is expected" if max(speeds) > 1 else "speculation does not pay here"
     return [f"Measured here on {lookup.profile.created[:10]}: {gain}."]
