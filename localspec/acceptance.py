@@ -30,6 +30,8 @@ __all__ = [
     "acceptance_rate",
     "agreement",
     "agreement_intervals",
+    "step_lengths",
+    "step_starts",
     "tokens_per_step",
 ]
 
@@ -138,8 +140,31 @@ def tokens_per_step(p_y: ArrayLike, q_y: ArrayLike, num_draft_tokens: int, rule:
     1.0
     """
     transcript = Transcript(_floats(p_y, "p_y"), _floats(q_y, "q_y"))
-    accepted = _accepted(transcript, _count(num_draft_tokens, "num_draft_tokens"), rule)
-    return len(transcript) / sum(_step_starts(accepted))
+    lengths = step_lengths(transcript, num_draft_tokens, rule)
+    return len(transcript) / sum(step_starts(lengths))
+
+
+def step_lengths(transcript: Transcript, num_draft_tokens: int, rule: Rule = "token") -> NDArray[np.float64]:
+    """[N, γ + 1]: the chance, given the text, that a step which begins at t accepts exactly k drafted tokens.
+
+    Tokens past the end are taken as accepted; nothing begins there.
+    """
+    return _exactly(_accepted(transcript, _count(num_draft_tokens, "num_draft_tokens"), rule))
+
+
+def step_starts(lengths: NDArray[np.float64]) -> list[float]:
+    """[N]: the chance that a step begins at each position, from ``step_lengths``, which may be of several sorts."""
+    n, columns = lengths.shape
+    # Plain lists: the recursion is sequential, and numpy's overhead per element would dominate.
+    rows = lengths.tolist()
+    starts = [0.0] * (n + columns)
+    starts[0] = 1.0
+    for t, row in enumerate(rows):
+        start = starts[t]
+        # A step that keeps k tokens moves on by k + 1: the token after them comes from the target.
+        for k, chance in enumerate(row, t + 1):
+            starts[k] += start * chance
+    return starts[:n]
 
 
 def agreement(transcripts: Sequence[Transcript], max_draft_tokens: int, *, rule: Rule = "token") -> Agreement:
@@ -220,8 +245,8 @@ def _measure(transcripts: Sequence[Transcript], max_draft_tokens: int, rule: Rul
     steps, hits, tries = (np.zeros((len(transcripts), limit + 1)) for _ in range(3))
     for row, transcript in enumerate(transcripts):
         accepted = _accepted(transcript, limit, rule)
-        steps[row, :limit] = [sum(_step_starts(accepted[:, : gamma + 1])) for gamma in range(limit)]
-        starts = np.asarray(_step_starts(accepted))
+        steps[row, :limit] = [sum(step_starts(_exactly(accepted[:, : gamma + 1]))) for gamma in range(limit)]
+        starts = np.asarray(step_starts(_exactly(accepted)))
         steps[row, limit] = starts.sum()
         for i in range(min(limit, len(transcript)) + 1):
             inside = starts[: len(transcript) - max(0, i - 1)]
@@ -260,21 +285,11 @@ def _accepted(transcript: Transcript, gamma: int, rule: Rule) -> NDArray[np.floa
     return np.exp(log_accepted)
 
 
-def _step_starts(accepted: NDArray[np.float64]) -> list[float]:
-    """[N]: the chance that a step begins at each position, the steps drafting γ tokens each."""
-    n, columns = accepted.shape
-    # A step that keeps k tokens moves on by k + 1: the token after them comes from the target.
-    moves = accepted.copy()
-    moves[:, :-1] -= accepted[:, 1:]
-    # Plain lists: the recursion is sequential, and numpy's overhead per element would dominate.
-    rows = moves.tolist()
-    starts = [0.0] * (n + columns)
-    starts[0] = 1.0
-    for t, row in enumerate(rows):
-        start = starts[t]
-        for k, move in enumerate(row, t + 1):
-            starts[k] += start * move
-    return starts[:n]
+def _exactly(accepted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N, γ + 1]: from the chances of k tokens or more to those of exactly k."""
+    exactly = accepted.copy()
+    exactly[:, :-1] -= accepted[:, 1:]
+    return exactly
 
 
 def _floats(values: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ __all__ = [
     "find_files",
     "load_models",
     "max_parallel",
+    "recommended_params",
     "widened",
 ]
 
@@ -72,10 +73,7 @@ class LoadedPair:
     @property
     def default_params(self) -> SamplingParams:
         """llama.cpp's defaults, and above them what is recommended."""
-        try:
-            return replace(LLAMACPP_DEFAULTS, **self.sampling.settings())  # type: ignore[arg-type]  # it checks them
-        except InvalidOptionError as error:
-            raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
+        return recommended_params(self.sampling)
 
     def close(self) -> None:
         """Free both models."""
@@ -83,6 +81,14 @@ class LoadedPair:
             if context is not None:
                 context.close()
                 context.model.close()
+
+
+def recommended_params(sampling: registry.RecommendedSampling) -> SamplingParams:
+    """Return llama.cpp's defaults, and above them what models.toml recommends for a target."""
+    try:
+        return replace(LLAMACPP_DEFAULTS, **sampling.settings())  # type: ignore[arg-type]  # it checks them
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"models.toml recommends sampling that cannot be used: {error}") from None
 
 
 def check_parallel(value: object) -> int:

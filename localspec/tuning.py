@@ -74,14 +74,18 @@ def profile_key(
     threads: int | None,
     flash_attention: FlashAttention = "auto",
     backend: BackendName = "llamacpp",
+    build: str | None = None,
 ) -> ProfileKey:
-    """Return what a profile of these two files must have been measured with to hold here and now."""
+    """Return what a profile of these two files must have been measured with to hold here and now.
+
+    ``build`` is the library's; by default it is loaded and asked, which a process can do with one of them only.
+    """
     return ProfileKey(
         target=file_fingerprint(target),
         draft=file_fingerprint(draft),
         cpu=cpu_name(),
         threads=threads or usable_cores(),
-        build=load_binding(backend).build(),
+        build=build or load_binding(backend).build(),
         backend=LIBRARIES[backend],
         flash_attention=flash_attention,
     )

@@ -31,9 +31,11 @@ __all__ = [
     "KindAgreement",
     "Observation",
     "RuleAgreement",
+    "ScoredText",
     "best_draft_temperatures",
     "default_temperatures",
     "observe",
+    "observe_each",
     "summarise",
 ]
 
@@ -101,6 +103,25 @@ class Observation:
     confidence: Floats
     rescaled_overlap: Floats
     num_undraftable: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredText:
+    """A text of the target's, and what each of several drafts makes of it.
+
+    Attributes:
+        kind: of its prompt.
+        temperature: it was sampled at.
+        prompt: token ids.
+        tokens: written after it, N of them.
+        observations: one for each draft.
+    """
+
+    kind: str
+    temperature: float
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    observations: tuple[Observation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +233,34 @@ def observe(
         EvaluationError: a model pass failed.
         InvalidLogitsError: no law can be made of a row of the target's.
     """
-    width = min(target.num_sequences, draft.num_sequences)
-    room = min(target.capacity, draft.capacity)
-    queue = [(p.kind, list(encode(p.content))) for p in take_turns(prompts)]
-    for _, tokens in queue:
+    each = observe_each(
+        target, (draft,), prompts, plan, encode=encode, ends_generation=ends_generation, progress=progress
+    )
+    yield from (text.observations[0] for text in each)
+
+
+def observe_each(
+    target: Context,
+    drafts: Sequence[Context],
+    prompts: Sequence[CalibrationPrompt],
+    plan: AgreementPlan,
+    *,
+    encode: Callable[[Any], Sequence[int]],
+    ends_generation: Callable[[int], bool],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[ScoredText]:
+    """Do as ``observe`` with any number of drafts, even none: all score what the target writes once."""
+    contexts = (target, *drafts)
+    width = min(context.num_sequences for context in contexts)
+    room = min(context.capacity for context in contexts)
+    queue = [(number, p.kind, list(encode(p.content))) for number, p in enumerate(take_turns(prompts))]
+    for _, _, tokens in queue:
         if len(tokens) >= room:
             raise ContextOverflowError(
                 f"a prompt has {counted(len(tokens), 'token')} and the context holds {room}, one of them for the"
                 " answer; shorten the prompt, or use a larger --ctx"
             )
     total = len(queue) * len(plan.temperatures)
-    numbered = list(enumerate(queue))
     started, done, longest_s = monotonic(), 0, 0.0
     try:
         for at in range(0, len(queue), width):
@@ -231,27 +269,24 @@ def observe(
                 break
             group = [
                 _Writing(sequence, number, kind, tokens, min(plan.tokens_per_prompt, room - len(tokens)))
-                for sequence, (number, (kind, tokens)) in enumerate(numbered[at : at + width])
+                for sequence, (number, kind, tokens) in enumerate(queue[at : at + width])
             ]
-            for context in (target, draft):
-                _read_prompts(context, group)
+            for context, writing in itertools.product(contexts, group):
+                context.truncate(writing.sequence, 0)
+                read_ahead(context, writing.sequence, writing.prompt[:-1])
             for temperature in plan.temperatures:
                 params = replace(plan.params, temperature=temperature)
                 _write(target, group, params, plan.seed, ends_generation)
                 for writing in group:
-                    yield _score(draft, writing, params, target.vocabulary_size)
+                    scores = [_score(draft, writing, params, target.vocabulary_size) for draft in drafts]
+                    ids = tuple(writing.prompt), tuple(writing.tokens)
+                    yield ScoredText(writing.kind, temperature, *ids, tuple(scores))
                     done += 1
                     progress(done, total)
             longest_s = max(longest_s, monotonic() - group_started)
     finally:
-        for context, sequence in itertools.product((target, draft), range(width)):
+        for context, sequence in itertools.product(contexts, range(width)):
             context.truncate(sequence, 0)
-
-
-def _read_prompts(context: Context, group: Sequence[_Writing]) -> None:
-    for writing in group:
-        context.truncate(writing.sequence, 0)
-        read_ahead(context, writing.sequence, writing.prompt[:-1])
 
 
 def _write(

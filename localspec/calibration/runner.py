@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from localspec.acceptance import Interval
 from localspec.backend import FlashAttention
 from localspec.backend.choice import backend_in_use
 from localspec.backend.native import NativeContext
@@ -16,37 +14,33 @@ from localspec.calibration.agreement import (
     AgreementPlan,
     KindAgreement,
     Observation,
-    best_draft_temperatures,
     default_temperatures,
     observe,
     summarise,
 )
 from localspec.calibration.bandwidth import Bandwidth, bytes_per_pass, measure_memory_read
-from localspec.calibration.confidence import fit_confidence
 from localspec.calibration.costs import PassLoad, Setting, choose_setting, measure_costs, thread_candidates
 from localspec.calibration.overhead import measure_sampler
+from localspec.calibration.profiles import make_profile
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
-from localspec.calibration.report import Findings
-from localspec.curves import CostCurves
 from localspec.errors import ContextOverflowError, InvalidOptionError
 from localspec.loading import LoadedPair
-from localspec.plans import evaluation_plan
-from localspec.profile import (
-    ConfidenceAt,
-    DraftTemperatureAt,
-    Estimate,
-    Profile,
-    SamplerCost,
-    Verdict,
-    best,
-    predicted_speedups,
-)
-from localspec.profile import KindAgreement as ProfileAgreement
+from localspec.profile import Profile, SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS, SamplingParams
 from localspec.tuning import PROFILE_DEPTH, profile_key
 from localspec.wording import counted
 
-__all__ = ["Calibration", "CalibrationSettings", "calibrate", "findings_of"]
+__all__ = [
+    "Calibration",
+    "CalibrationSettings",
+    "agreement_contexts",
+    "agreement_room",
+    "calibrate",
+    "draft_loads",
+    "like_context",
+    "sampler_cost",
+    "target_load",
+]
 
 Progress = Callable[[str, float], None]
 """Called with the name of the phase and the share of the whole that is done."""
@@ -136,18 +130,18 @@ def calibrate(
     assert pair.draft is not None
     assert pair.draft_header is not None
     settings.params.check_ids(pair.target.vocabulary_size)
-    room = _agreement_room(pair, [len(encode(prompt.content)) for prompt in settings.prompts])
+    room = agreement_room(pair.target.capacity, [len(encode(prompt.content)) for prompt in settings.prompts])
     shares = (0.0, 0.35) if settings.quick else (0.2, 0.35)
     setting = Setting(pair.target.threads, "off")
     if not settings.quick:
         setting = _choose_setting(pair, shares[0] * settings.budget_s, _phase(progress, "settings", 0.0, shares[0]))
-    target, draft = (_context(c, setting, capacity=c.capacity) for c in (pair.target, pair.draft))
+    target, draft = (like_context(c, setting, capacity=c.capacity) for c in (pair.target, pair.draft))
     memory = measure_memory_read(setting.threads)
     costs_share = _phase(progress, "costs", shares[0], shares[1])
     costs = _measure_costs(target, draft, settings, shares[1] * settings.budget_s, costs_share)
     interrupted = costs.interrupted
     try:
-        sampler = _measure_sampler(target, draft, settings, encode)
+        sampler = sampler_cost(target, draft, settings, encode)
     except KeyboardInterrupt:
         sampler, interrupted = SamplerCost(), True  # a hundredth of a step: no verdict hangs on it
     target.close(), draft.close()
@@ -168,7 +162,7 @@ def calibrate(
     agreements = summarise(observations, max_draft_tokens=settings.max_draft_tokens)
     backend = backend_in_use() or "llamacpp"
     key = profile_key(pair.target_header.path, pair.draft_header.path, threads=threads, backend=backend)
-    profile = _profile(key, settings, setting, costs.curves, sampler, observations, agreements)
+    profile = make_profile(key, settings.max_draft_tokens, setting, costs.curves, sampler, observations, agreements)
     one_s = costs.curves[0].seconds(1, 0)
     bandwidth = Bandwidth(bytes_per_pass(pair.target_header.path), one_s, memory)
     return Calibration(profile, bandwidth, agreements, interrupted)
@@ -178,7 +172,8 @@ def _phase(progress: Progress, name: str, start: float, share: float) -> Callabl
     return lambda done: progress(name, start + share * min(1.0, done))
 
 
-def _context(like: NativeContext, setting: Setting, *, capacity: int, num_sequences: int = 1) -> NativeContext:
+def like_context(like: NativeContext, setting: Setting, *, capacity: int, num_sequences: int = 1) -> NativeContext:
+    """Return a context on the same weights that runs with ``setting``."""
     return NativeContext(
         like.model,
         capacity=capacity,
@@ -192,7 +187,7 @@ def _choose_setting(pair: LoadedPair, budget_s: float, progress: Callable[[float
     assert pair.draft is not None
     contexts: dict[FlashAttention, list[NativeContext]] = {
         kernel: [
-            _context(c, Setting(pair.target.threads, kernel), capacity=min(2048, c.capacity))
+            like_context(c, Setting(pair.target.threads, kernel), capacity=min(2048, c.capacity))
             for c in (pair.target, pair.draft)
         ]
         for kernel in ("off", "on")
@@ -219,36 +214,54 @@ def _measure_costs(
     budget_s: float,
     progress: Callable[[float], None],
 ) -> Any:
-    # What a batch of several sequences needs comes on top: large passes, and of the draft a row for each sequence.
-    largest, of_draft = ((12, 16), (1, 4, 16)) if settings.quick else ((12, 16, 24, 32), (1, 2, 4, 8, 16))
-    sizes = {n for n in (*range(1, settings.max_draft_tokens + 2), *largest) if n <= target.capacity // 2}
-    loads = [
-        PassLoad(target, sorted(sizes), lambda n: n),
-        PassLoad(draft, (1, 2, 3, 4), lambda n: 1),
-        PassLoad(draft, [n for n in of_draft if n <= draft.capacity // 2], lambda n: n),
-    ]
+    loads = [target_load(target, settings), *draft_loads(draft, settings)]
     depths = (PROFILE_DEPTH,) if settings.quick else (64, 1024)
     return measure_costs(loads, depths=depths, budget_s=budget_s, progress=progress)
 
 
-def _measure_sampler(
+def target_load(target: NativeContext, settings: CalibrationSettings) -> PassLoad:
+    """Return the passes of a target that a profile needs: of drafts, and larger ones for batches."""
+    largest = (12, 16) if settings.quick else (12, 16, 24, 32)
+    sizes = {n for n in (*range(1, settings.max_draft_tokens + 2), *largest) if n <= target.capacity // 2}
+    return PassLoad(target, sorted(sizes), lambda n: n)
+
+
+def draft_loads(draft: NativeContext, settings: CalibrationSettings) -> tuple[PassLoad, PassLoad]:
+    """Return the passes of a draft that a profile needs: for one sequence, and with a row for each of several."""
+    of_batch = [n for n in ((1, 4, 16) if settings.quick else (1, 2, 4, 8, 16)) if n <= draft.capacity // 2]
+    return PassLoad(draft, (1, 2, 3, 4), lambda n: 1), PassLoad(draft, of_batch, lambda n: n)
+
+
+def sampler_cost(
     target: NativeContext, draft: NativeContext, settings: CalibrationSettings, encode: Callable[[Any], Sequence[int]]
 ) -> SamplerCost:
+    """Measure what steps cost beside passes, after the first prompt."""
     prompt = encode(settings.prompts[0].content)[: target.capacity // 4]
     steps = _QUICK_STEPS if settings.quick else _STEPS
     return measure_sampler(target, draft, prompt=prompt, params=settings.params, num_steps=steps)
 
 
-def _agreement_room(pair: LoadedPair, lengths: Sequence[int]) -> int:
-    """Return how many tokens a sequence must hold for the longest prompt and its answer, the user's --ctx at most."""
+def agreement_room(capacity: int, lengths: Sequence[int]) -> int:
+    """Return how many tokens a sequence must hold for the longest prompt and its answer, ``capacity`` at most.
+
+    Raises:
+        ContextOverflowError: a prompt leaves no room for an answer.
+    """
     longest = max(lengths)
-    if longest >= pair.target.capacity:
+    if longest >= capacity:
         raise ContextOverflowError(
-            f"a prompt has {counted(longest, 'token')} and the context holds {pair.target.capacity}, one of them for"
+            f"a prompt has {counted(longest, 'token')} and the context holds {capacity}, one of them for"
             " the answer; shorten the prompt, or use a larger --ctx"
         )
-    answered = min(longest + AgreementPlan().tokens_per_prompt, pair.target.capacity)
+    answered = min(longest + AgreementPlan().tokens_per_prompt, capacity)
     return max(_AGREEMENT_CONTEXT, answered)
+
+
+def agreement_contexts(like: Sequence[NativeContext], setting: Setting, room: int) -> list[NativeContext]:
+    """Return contexts on the same weights for several sequences of ``room`` tokens at a time."""
+    # Long prompts take turns, so that the caches grow no larger.
+    sequences = max(1, min(_AGREEMENT_SEQUENCES, _AGREEMENT_SEQUENCES * _AGREEMENT_CONTEXT // room))
+    return [like_context(one, setting, capacity=room, num_sequences=sequences) for one in like]
 
 
 def _observe(
@@ -261,9 +274,7 @@ def _observe(
     progress: Callable[[float], None],
 ) -> Any:
     assert pair.draft is not None
-    # Long prompts take turns, so that the caches grow no larger.
-    sequences = max(1, min(_AGREEMENT_SEQUENCES, _AGREEMENT_SEQUENCES * _AGREEMENT_CONTEXT // room))
-    contexts = [_context(c, setting, capacity=room, num_sequences=sequences) for c in (pair.target, pair.draft)]
+    contexts = agreement_contexts((pair.target, pair.draft), setting, room)
     # The user's own temperature first: whenever an interrupt comes, there is something to report about it.
     temperatures = tuple(sorted(settings.temperatures, key=lambda t: t != settings.params.temperature))
     plan = AgreementPlan(params=settings.params, temperatures=temperatures, budget_s=budget_s)
@@ -285,64 +296,6 @@ def _observe(
             context.close()
 
 
-def _profile(
-    key: Any,
-    settings: CalibrationSettings,
-    setting: Setting,
-    curves: Sequence[CostCurves],
-    sampler: SamplerCost,
-    observations: Sequence[Observation],
-    agreements: Sequence[KindAgreement],
-) -> Profile:
-    target, draft, draft_batch = curves
-    empty = Profile(
-        key=key,
-        created=datetime.now(UTC).date().isoformat(),
-        target=target,
-        draft=draft,
-        target_plan=evaluation_plan(target, limit=settings.max_draft_tokens + 1),
-        draft_plan=evaluation_plan(draft),
-        sampler=sampler,
-        threads=setting.threads,
-        flash_attention=setting.flash_attention,
-        agreement=tuple(_for_profile(a) for a in agreements),
-        confidence=tuple(fitted_confidence(observations, t) for t in sorted({o.temperature for o in observations})),
-        draft_temperatures=tuple(
-            DraftTemperatureAt(d.temperature, d.draft_temperature) for d in best_draft_temperatures(observations)
-        ),
-        plain_tokens_per_s=1 / (target.seconds(1, PROFILE_DEPTH) + sampler.plain_s),
-        verdicts=(),
-        draft_batch=draft_batch,
-    )
-    return replace(empty, verdicts=tuple(_verdict(empty, a) for a in empty.agreement))
-
-
-def _verdict(profile: Profile, agreement: ProfileAgreement) -> Verdict:
-    speedups = predictor(profile)(agreement.tokens_per_step())
-    return Verdict(agreement.kind, agreement.temperature, best(speedups), speedups)
-
-
-def predictor(profile: Profile) -> Callable[[Sequence[float]], tuple[float, ...]]:
-    """Return what makes speedups of tokens per step with a profile's costs."""
-    return lambda tokens_per_step: predicted_speedups(
-        tokens_per_step,
-        target=profile.target,
-        draft=profile.draft,
-        depth=PROFILE_DEPTH,
-        target_plan=profile.target_plan,
-        draft_plan=profile.draft_plan,
-        sampler=profile.sampler,
-    )
-
-
-def fitted_confidence(observations: Sequence[Observation], temperature: float) -> ConfidenceAt:
-    """Fit confidence to acceptance where there was a law to be confident in."""
-    chosen = [o for o in observations if o.temperature == temperature]
-    pairs = [(float(c), float(a)) for o in chosen for c, a in zip(o.confidence, o.overlap, strict=True) if c > 0]
-    confidence, overlap = zip(*(pairs or [(0.0, 0.0)]), strict=True)
-    return ConfidenceAt(temperature, fit_confidence(confidence, overlap))
-
-
 def say_undraftable(observations: Sequence[Observation], notice: Callable[[str], None]) -> None:
     """Say at how many positions the draft had no usable logits, if at any."""
     if number := sum(o.num_undraftable for o in observations):
@@ -351,41 +304,3 @@ def say_undraftable(observations: Sequence[Observation], notice: Callable[[str],
             f"at {number} of {tokens} the draft model computed no usable logits (NaN, or nothing finite): nothing can"
             " be drafted there, and so it is counted"
         )
-
-
-def _for_profile(agreement: KindAgreement) -> ProfileAgreement:
-    def estimates(values: Sequence[float], bounds: Sequence[Interval] | None) -> tuple[Estimate, ...]:
-        known: Sequence[Interval | None] = bounds or [None for _ in values]
-        return tuple(_estimate(value, bound) for value, bound in zip(values, known, strict=True))
-
-    return ProfileAgreement(
-        kind=agreement.kind,
-        temperature=agreement.temperature,
-        num_tokens=agreement.num_tokens,
-        num_prompts=agreement.num_prompts,
-        acceptance_rate=_estimate(agreement.acceptance_rate, agreement.acceptance_interval),
-        token=estimates(agreement.token.tokens_per_step, agreement.token.intervals),
-        block=estimates(agreement.block.tokens_per_step, agreement.block.intervals),
-        accepted_prefix=agreement.block.accepted_prefix,
-    )
-
-
-def _estimate(value: float, bound: Interval | None) -> Estimate:
-    return Estimate(value, bound.low, bound.high) if bound else Estimate(value, value, value)
-
-
-def findings_of(calibration: Calibration, *, target: str, draft: str, temperature: float) -> Findings:
-    """Return what a report is made from."""
-    profile = calibration.profile
-    sizes = range(1, len(profile.agreement[0].token) + 1)
-    one_s = profile.target.seconds(1, PROFILE_DEPTH)
-    return Findings(
-        target=target,
-        draft=draft,
-        target_pass_s=tuple(profile.target_plan.seconds(profile.target, n, PROFILE_DEPTH) for n in sizes),
-        draft_pass_s=tuple(profile.draft_plan.seconds(profile.draft, n, PROFILE_DEPTH) for n in (1, 2)),
-        agreements=calibration.agreements,
-        temperature=temperature,
-        sampler_cost=(profile.sampler.step_s - profile.sampler.plain_s) / one_s,
-        predict=predictor(profile),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,10 @@ from click.core import ParameterSource
 from localspec.errors import BackendError, InvalidOptionError
 from localspec.wording import counted
 
-__all__ = ["compare_backends"]
+if TYPE_CHECKING:
+    from localspec.backend.choice import BackendName
+
+__all__ = ["compare_backends", "named_backends"]
 
 
 def compare_backends(names: str, *, as_json: bool) -> None:
@@ -25,14 +28,7 @@ def compare_backends(names: str, *, as_json: bool) -> None:
         InvalidOptionError: the list is not one.
         BackendError: a library is missing, or a measurement failed.
     """
-    from localspec.backend.choice import BACKENDS
-    from localspec.backend.ik_library import find_library
-
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not chosen or not set(chosen) <= set(BACKENDS):
-        raise InvalidOptionError(f"--backends is {names!r}; list some of {', '.join(BACKENDS)}")
-    if "ik" in chosen:
-        find_library()  # before minutes are spent on the others
+    chosen = named_backends(names)
     arguments = _repeated(click.get_current_context())
     results = {name: _measure(name, arguments) for name in chosen}
     fastest = max(results, key=lambda name: _speed(results[name]))
@@ -44,6 +40,20 @@ def compare_backends(names: str, *, as_json: bool) -> None:
         click.echo(f"{name:<10} {_line(_summary(result))}")
     click.echo(f"\n{fastest} is the fastest; without --backend, generate and chat use it for this pair from now on.")
     click.echo(f"The rest of its profile: localspec calibrate --show --backend {fastest}")
+
+
+def named_backends(names: str) -> list[BackendName]:
+    """Return the backends of a comma-separated list; raises as ``compare_backends``."""
+    from localspec.backend.choice import BACKENDS
+    from localspec.backend.ik_library import find_library
+
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    chosen = [name for one in dict.fromkeys(wanted) for name in BACKENDS if name == one]
+    if not chosen or not set(wanted) <= set(BACKENDS):
+        raise InvalidOptionError(f"--backends is {names!r}; list some of {', '.join(BACKENDS)}")
+    if "ik" in chosen:
+        find_library()  # before minutes are spent on the others
+    return chosen
 
 
 def _repeated(context: click.Context) -> list[str]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli.backends import compare_backends
+from localspec.cli.frontier import QUICK_SEARCH_S, SEARCH_S, search
+from localspec.cli.kept_profile import show_profile
 from localspec.cli.options import candidate_options, sampling_options, sampling_params, seconds
-from localspec.cli.running import open_session, profile_options, progress_bar
+from localspec.cli.running import open_session, progress_bar
 from localspec.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from localspec.calibration.report import Findings, MeasuredSpeed
     from localspec.calibration.runner import Calibration, CalibrationSettings
-    from localspec.profile import Profile, Verdict
+    from localspec.profile import Profile
     from localspec.session import Session
 
 __all__ = ["calibrate"]
@@ -33,6 +35,7 @@ _VALIDATION_TOKENS = 64
 @candidate_options
 @sampling_options
 @click.option("--backends", metavar="NAME,...", help="Measure with each, as llamacpp,ik, and keep the faster one.")
+@click.option("--frontier", is_flag=True, help="Compare backends, targets, drafts and copying; see what bought what.")
 @click.option(
     "--derive",
     metavar="TYPE,...",
@@ -40,7 +43,7 @@ _VALIDATION_TOKENS = 64
 )
 @click.option("--prompts", metavar="FILE", help="Measure on your own prompts: text or JSONL.")
 @click.option("--max-gamma", type=int, default=8, show_default=True, help="The longest draft to consider.")
-@click.option("--budget", metavar="TIME", help="For measuring, as 90s or 3m.  [default: 3m; with --quick 40s]")
+@click.option("--budget", metavar="TIME", help="As 90s or 3m.  [default: 3m, --quick 40s; --frontier 5m, 2m]")
 @click.option("--quick", is_flag=True, help="Only what usually decides: one depth, two temperatures.")
 @click.option("--show", is_flag=True, help="Show the profile there is; measure nothing.")
 @click.option("--validate", is_flag=True, help="Afterwards run plain and speculative in turn, and compare.")
@@ -48,6 +51,7 @@ _VALIDATION_TOKENS = 64
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 def calibrate(
     backends: str | None,
+    frontier: bool,
     derive: str | None,
     prompts: str | None,
     max_gamma: int,
@@ -62,39 +66,49 @@ def calibrate(
     """Measure what passes cost and how often drafts are accepted, and keep what follows as this pair's profile.
 
     generate and chat then draft as far as it pays on this machine, or not at all. Several drafts
-    (--draft A --draft B, or --derive Q4_0,cut:32768) are ranked by predicted speed.
+    (--draft A --draft B, or --derive Q4_0,cut:32768) are ranked by predicted speed; --frontier compares
+    them with every backend and with other quantisations of the target, in memory as well.
     """
     params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
-    if backends is not None:
-        if show or plot:
-            raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
+    targets: tuple[str, ...] = values["targets"]
+    _check_together(frontier=frontier, backends=backends, targets=targets, show=show, validate=validate, plot=plot)
+    if backends is not None and not frontier:
         compare_backends(backends, as_json=as_json)
         return
     drafts: tuple[str, ...] = values.pop("drafts")
+    values["target"] = next(iter(values.pop("targets")), None)
     if show:
         _refuse_measuring(derive=derive, prompts=prompts, budget=budget, quick=quick, validate=validate, plot=plot)
-        _show(values, drafts, as_json)
+        show_profile(values, drafts, as_json=as_json)
         return
     if plot:
         from localspec.plots import check_picture_path
 
         check_picture_path(Path(plot))  # before minutes of measuring
     _check_profiles_can_be_kept()
-    budget_s = seconds(budget) if budget else (_QUICK_BUDGET_S if quick else _FULL_BUDGET_S)
+    full_s, quick_s = (SEARCH_S, QUICK_SEARCH_S) if frontier else (_FULL_BUDGET_S, _QUICK_BUDGET_S)
+    budget_s = seconds(budget) if budget else (quick_s if quick else full_s)
     settings = _settings(params, prompts, max_gamma, budget_s, quick)
-    results = _measure_all(values, _drafts(values | {"prompts": prompts}, drafts, derive), settings, validate)
-    results.sort(key=lambda result: -_best_speed(result[1]))
-    calibration, findings = results[0]
-    if as_json:
-        click.echo(json.dumps(_as_json(calibration, findings)))
-    else:
-        _print(calibration, findings)
-    if len(results) > 1:
-        _rank(results)
-    if plot:
-        from localspec.calibration.report import save_picture
+    candidates = _drafts(values | {"prompts": prompts}, drafts, derive)
+    if frontier:
+        more = targets[1:] if targets else None
+        search(
+            values, targets=more, drafts=candidates, backends=backends, settings=settings, plot=plot, as_json=as_json
+        )
+        return
+    results = _measure_all(values, candidates, settings, validate)
+    _report(sorted(results, key=lambda result: -_best_speed(result[1])), as_json=as_json, plot=plot)
 
-        save_picture(Path(plot), findings)
+
+def _check_together(
+    *, frontier: bool, backends: str | None, targets: tuple[str, ...], show: bool, validate: bool, plot: str | None
+) -> None:
+    if frontier and (show or validate):
+        raise InvalidOptionError(f"--frontier cannot be used with --{'show' if show else 'validate'}")
+    if backends is not None and not frontier and (show or plot):
+        raise InvalidOptionError(f"{'--show' if show else '--plot'} is about one backend; name it with --backend")
+    if len(targets) > 1 and not frontier:
+        raise InvalidOptionError(f"{len(targets)} targets are named; give one, or compare them with --frontier")
 
 
 def _refuse_measuring(**given: object) -> None:
@@ -181,8 +195,8 @@ def _check_candidates(values: dict[str, Any], drafts: list[str | None]) -> None:
 def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bool) -> tuple[Calibration, Findings]:
     from dataclasses import replace
 
+    from localspec.calibration.profiles import findings_of
     from localspec.calibration.runner import calibrate as run
-    from localspec.calibration.runner import findings_of
     from localspec.profile import save
     from localspec.tuning import profile_directory
 
@@ -203,7 +217,8 @@ def _measure(values: dict[str, Any], settings: CalibrationSettings, validate: bo
     path = save(profile_directory(), calibration.profile)
     click.echo(f"profile written to {path}", err=True)
     findings = findings_of(
-        calibration,
+        calibration.profile,
+        calibration.agreements,
         target=pair.target_header.path.name,
         draft=pair.draft_header.path.name,
         temperature=settings.params.temperature,
@@ -279,6 +294,21 @@ def _print(calibration: Calibration, findings: Findings) -> None:
     click.echo("\n" + wrapped(read))
 
 
+def _report(results: list[tuple[Calibration, Findings]], *, as_json: bool, plot: str | None) -> None:
+    """Print what was found about the first, which is the fastest."""
+    calibration, findings = results[0]
+    if as_json:
+        click.echo(json.dumps(pair_as_json(calibration.profile, findings, interrupted=calibration.interrupted)))
+    else:
+        _print(calibration, findings)
+    if len(results) > 1:
+        _rank(results)
+    if plot:
+        from localspec.calibration.report import save_picture
+
+        save_picture(Path(plot), findings)
+
+
 def _can_print(text: str) -> bool:
     try:
         text.encode(sys.stdout.encoding or "ascii")
@@ -295,57 +325,8 @@ def _rank(results: list[tuple[Calibration, Findings]]) -> None:
     click.echo(f"the report is about the fastest, {results[0][1].draft}", err=True)
 
 
-def _show(values: dict[str, Any], drafts: tuple[str, ...], as_json: bool) -> None:
-    from localspec.errors import ProfileError
-    from localspec.loading import choose_backend, find_files
-    from localspec.tuning import look_up_profile
-
-    if len(drafts) > 1:
-        raise InvalidOptionError(f"--show is about one pair, and {len(drafts)} drafts are named; give one of them")
-    values["draft"] = drafts[0] if drafts else None
-    files = find_files(values["pair"], target=values["target"], draft=values["draft"], progress=True)
-    if files.draft is None:
-        raise InvalidOptionError("a profile belongs to a pair; name the draft with --draft, or use --pair")
-    backend = choose_backend(values["backend"], files, threads=values["threads"])
-    lookup = look_up_profile(files.target, files.draft, threads=values["threads"], backend=backend)
-    if lookup.profile is None:
-        raise ProfileError(f"{lookup.problem}{profile_options(values)}" if lookup.problem else "there is no profile")
-    if as_json:
-        click.echo(lookup.profile.to_json(), nl=False)
-        return
-    from localspec.calibration.report import wrapped
-
-    measured = f"measured {lookup.profile.created} with {lookup.profile.key.backend}"
-    click.echo(wrapped(f"{files.target.name} with {files.draft.name}, {measured}"))
-    for line in _summary(lookup.profile):
-        click.echo(line)
-
-
-def _summary(profile: Profile) -> Iterator[str]:
-    yield f"threads {profile.threads}, flash attention {profile.flash_attention}"
-    yield f"plain decoding {profile.plain_tokens_per_s:.1f} tokens/s"
-    for change in profile.draft_temperatures:
-        yield f"at temperature {change.temperature:g} the draft runs at {change.draft_temperature:g}"
-    if not any(verdict.best_num_draft_tokens for verdict in profile.verdicts):
-        yield "do not speculate with this pair on this machine"
-        return
-    temperatures = sorted({verdict.temperature for verdict in profile.verdicts})
-    found = {(verdict.kind, verdict.temperature): verdict for verdict in profile.verdicts}
-    yield "tokens to draft, and the speed that predicts, plain decoding being 1"
-    yield f"{'temperature':14}" + "".join(f"{temperature:<14g}" for temperature in temperatures).rstrip()
-    for kind in dict.fromkeys(verdict.kind for verdict in profile.verdicts):
-        cells = [_advice(found.get((kind, temperature))) for temperature in temperatures]
-        yield f"{kind:14.13}" + "".join(f"{cell:14}" for cell in cells).rstrip()
-
-
-def _advice(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return "-"
-    best = verdict.best_num_draft_tokens
-    return f"{best} ({verdict.speedup:.2f})" if best else "none"
-
-
-def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:
+def pair_as_json(profile: Profile, findings: Findings, *, interrupted: bool) -> dict[str, Any]:
+    """Return what is printed about one pair as JSON."""
     from dataclasses import asdict
 
     from localspec.calibration.report import choose, verdict
@@ -364,6 +345,6 @@ def _as_json(calibration: Calibration, findings: Findings) -> dict[str, Any]:
         "verdict": verdict(findings),
         "kinds": {choice.kind: asdict(choice) for choice in choose(findings)},
         "measured": [asdict(point) for point in findings.measured],
-        "interrupted": calibration.interrupted,
-        "profile": json.loads(calibration.profile.to_json()),
+        "interrupted": interrupted,
+        "profile": json.loads(profile.to_json()),
     }

@@ -11,7 +11,7 @@ from localspec.backend.model_header import ModelHeader, read_header
 from localspec.errors import IncompatibleModelsError
 from localspec.registry import human_bytes
 
-__all__ = ["Inspection"]
+__all__ = ["Inspection", "memory_parts"]
 
 LOGITS_ROWS: Final = 16
 """Rows of logits counted for a model: more than any step of drafting and verifying asks for."""
@@ -66,11 +66,7 @@ class Inspection:
         }
 
     def _memory(self, header: ModelHeader) -> dict[str, int]:
-        return {
-            "weights": header.file_bytes,
-            "cache": header.cache_bytes(self.context),
-            "logits": header.logits_bytes(LOGITS_ROWS),
-        }
+        return memory_parts(header, self.context)
 
     def _facts(self, header: ModelHeader) -> list[tuple[str, str]]:
         memory = {part: human_bytes(size) for part, size in self._memory(header).items()}
@@ -138,3 +134,12 @@ class Inspection:
             "can_roll_back": header.can_roll_back,
             "memory_bytes": self._memory(header),
         }
+
+
+def memory_parts(header: ModelHeader, context: int) -> dict[str, int]:
+    """Return the bytes that a model takes at a context of so many tokens, by what takes them."""
+    return {
+        "weights": header.file_bytes,
+        "cache": header.cache_bytes(context),
+        "logits": header.logits_bytes(LOGITS_ROWS),
+    }

@@ -87,9 +87,8 @@ def _apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return decorate
 
 
-_PAIR_OPTIONS = (
-    click.option("--pair", metavar="NAME", help="A pair from `localspec models list`; default the default pair."),
-    click.option("--target", metavar="NAME|FILE", help="The model to run, in place of a pair."),
+_PAIR_OPTION = click.option(
+    "--pair", metavar="NAME", help="A pair from `localspec models list`; default the default pair."
 )
 _LOADING_OPTIONS = (
     click.option(
@@ -116,7 +115,8 @@ _LOADING_OPTIONS = (
 def model_options(command: Command) -> Command:
     """Add the options that choose and load models; their values make the arguments of ``load_pair``."""
     return _apply(
-        *_PAIR_OPTIONS,
+        _PAIR_OPTION,
+        click.option("--target", metavar="NAME|FILE", help="The model to run, in place of a pair."),
         click.option("--draft", metavar="NAME|FILE", help="The draft model to go with it."),
         click.option("--no-draft", is_flag=True, help="Load no draft: plain decoding, unless --drafter lookup."),
         *_LOADING_OPTIONS,
@@ -124,9 +124,16 @@ def model_options(command: Command) -> Command:
 
 
 def candidate_options(command: Command) -> Command:
-    """Add the options that load models, with any number of drafts to choose between."""
+    """Add the options that load models, with any number of targets and drafts to choose between."""
     return _apply(
-        *_PAIR_OPTIONS,
+        _PAIR_OPTION,
+        click.option(
+            "--target",
+            "targets",
+            multiple=True,
+            metavar="NAME|FILE",
+            help="The model to run, in place of a pair; with --frontier several are compared.",
+        ),
         click.option(
             "--draft",
             "drafts",

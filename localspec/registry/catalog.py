@@ -84,9 +84,13 @@ class Registry:
 
     def is_verified(self, model: ModelEntry) -> bool:
         """Whether the hash of the file, or of the file it is made from, is known."""
+        return self.origin(model).sha256 is not None
+
+    def origin(self, model: ModelEntry) -> ModelEntry:
+        """What a model is made from in the end: itself, if it is fetched."""
         while model.derivation is not None:
             model = self.models[model.derivation.base]
-        return model.sha256 is not None
+        return model
 
 
 def _expand(path: str) -> Path:

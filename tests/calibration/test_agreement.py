@@ -20,8 +20,9 @@ from localspec.calibration.agreement import (
     observe,
     summarise,
 )
+from localspec.calibration.profiles import fitted_confidence
 from localspec.calibration.prompts import POOLED, CalibrationPrompt
-from localspec.calibration.runner import fitted_confidence, say_undraftable
+from localspec.calibration.runner import say_undraftable
 from localspec.engine import Engine
 from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError
 from localspec.generation import Request

@@ -197,12 +197,11 @@ def test_an_interrupted_validation_leaves_the_report(
 
 
 def test_long_prompts_get_the_room_they_need() -> None:
-    pair: Any = SimpleNamespace(target=SimpleNamespace(capacity=4096))
-    assert runner._agreement_room(pair, [30, 200]) == 640
-    assert runner._agreement_room(pair, [30, 2000]) == 2048
-    assert runner._agreement_room(pair, [4090]) == 4096
+    assert runner.agreement_room(4096, [30, 200]) == 640
+    assert runner.agreement_room(4096, [30, 2000]) == 2048
+    assert runner.agreement_room(4096, [4090]) == 4096
     with pytest.raises(ContextOverflowError, match="--ctx"):
-        runner._agreement_room(pair, [4096])
+        runner.agreement_room(4096, [4096])
 
 
 @pytest.mark.parametrize("arrives_in", ["costs", "sampler", None])
@@ -221,7 +220,7 @@ def test_after_an_interrupt_agreement_is_short(arrives_in: str | None, monkeypat
     said: list[str] = []
     context = SimpleNamespace(capacity=4096, threads=1, vocabulary_size=100, close=lambda: None)
     context.model = SimpleNamespace(vocabulary=SimpleNamespace(ends_generation=bool))
-    monkeypatch.setattr(runner, "_context", lambda *_, **__: context)
+    monkeypatch.setattr(runner, "like_context", lambda *_, **__: context)
     monkeypatch.setattr(runner, "measure_memory_read", lambda threads: 1e9)
     monkeypatch.setattr(runner, "measure_costs", lambda *_, **__: MeasuredCosts((), arrives_in == "costs"))
     monkeypatch.setattr(runner, "measure_sampler", sampler)
