@@ -277,16 +277,16 @@ class Launcher:
     threads: int
     context: int
 
-    def localspec(self, *, speculative: bool, backend: str = "llamacpp") -> Worker:
-        """Return localspec's own session."""
-        return self._python(f"localspec-{backend}", draft=speculative)
+    def localspec(self, *, speculative: bool, backend: str = "llamacpp", draft: Path | None = None) -> Worker:
+        """Return localspec's own session; ``draft`` is one in place of the pair's."""
+        return self._python(f"localspec-{backend}", draft=(draft or self.draft) if speculative else None)
 
     def llama_cpp_python(self, *, lookup: bool) -> Worker:
         """Return llama-cpp-python's ``Llama``, plain or with its prompt-lookup draft."""
-        return self._python("llama-cpp-python-lookup" if lookup else "llama-cpp-python", draft=False)
+        return self._python("llama-cpp-python-lookup" if lookup else "llama-cpp-python", draft=None)
 
-    def _python(self, kind: str, *, draft: bool) -> Worker:
-        files = [self.target, self.draft] if draft else [self.target]
+    def _python(self, kind: str, *, draft: Path | None) -> Worker:
+        files = [self.target, draft] if draft else [self.target]
         command: list[str | Path] = [
             sys.executable,
             SCRIPTS / "_peer_worker.py",

@@ -59,13 +59,16 @@ def comparisons(data: dict[str, Any]) -> str:
 
 def kinds(data: dict[str, Any]) -> str:
     """Return localspec's own choice over llama-server's best setting, by kind of text."""
-    lines = ["| | T | text | best of llama-server | localspec, auto | on ik_llama.cpp |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| | T | text | best of llama-server | localspec, auto | on ik_llama.cpp | and with a cut draft |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for pair, found in data["results"].items():
         for temperature, cell in found["temperatures"].items():
             for kind, value in cell["kinds"].items():
                 shown = [
                     _spread(value["ratios"][name]["tokens_per_s"]) if name in value["ratios"] else ""
-                    for name in ("localspec, auto", "localspec on ik, auto")
+                    for name in ("localspec, auto", "localspec on ik, auto", "localspec on ik, cut draft, auto")
                 ]
                 best = value["best of llama-server"].removeprefix("llama-server, ")
                 lines.append(f"| {' | '.join([FILES.get(pair, pair), temperature, kind, best, *shown])} |")

@@ -44,7 +44,7 @@ CONTEXT = 4096
 WARM_UP_TOKENS = 12
 
 SERVER, LLAMA_CPP_PYTHON, NODE, OURS = "llama-server", "llama-cpp-python", "node-llama-cpp", "localspec"
-AUTOMATIC = (f"{OURS}, auto", f"{OURS} on ik, auto")
+AUTOMATIC = (f"{OURS}, auto", f"{OURS} on ik, auto", f"{OURS} on ik, cut draft, auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ def main() -> int:
         files = find_files(pair, progress=True)
         assert files.draft is not None
         launcher = Launcher(files.target, files.draft, usable_cores(), CONTEXT)
-        everyone = chosen(sides(launcher, peers, options.lengths, quick=options.quick), options.sides)
+        everyone = chosen(
+            sides(launcher, peers, options.lengths, quick=options.quick, cut=options.cut), options.sides
+        )
         cells = run_pair(launcher, everyone, prompts, options)
         kinds = [prompt.kind for prompt in prompts]
         results[pair] = {"temperatures": report(cells, options.lengths, kinds)}
@@ -141,6 +143,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sides", default="", help="a regular expression: which sides run, by name")
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS), help="names in models.toml")
     parser.add_argument("--peers", type=Path, default=default_folder(), help="what scripts/setup_peers.py filled")
+    parser.add_argument("--cut", type=Path, help="a draft of `localspec models trim`, for one side more")
     parser.add_argument("--output", type=Path, help="where to write (default benchmarks/peers.json, quick: nowhere)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 10)
@@ -150,7 +153,9 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def sides(launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, quick: bool) -> list[Side]:
+def sides(
+    launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, quick: bool, cut: Path | None = None
+) -> list[Side]:
     """Return everything that takes turns; a quick run leaves out plain decoding by what is also run with a draft."""
     program = peers["llama_server"]
     ours = [Setting(f"{OURS}, γ {length}", length) for length in lengths] + [Setting(f"{OURS}, auto")]
@@ -166,6 +171,9 @@ def sides(launcher: Launcher, peers: dict[str, Any], lengths: Sequence[int], *, 
     else:
         fast = [Setting(f"{OURS} on ik, plain", 0), Setting(f"{OURS} on ik, auto")]
         found.append(Side(partial(launcher.localspec, speculative=True, backend="ik"), fast))
+        if cut:
+            launch = partial(launcher.localspec, speculative=True, backend="ik", draft=cut)
+            found.append(Side(launch, [Setting(f"{OURS} on ik, cut draft, auto")]))
     warm = [temperature for temperature in TEMPERATURES if temperature]  # at 0 both ways to draw are one
     for length in lengths:
         name = f"{SERVER}, draft {length}, probabilistic"

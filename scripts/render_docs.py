@@ -164,9 +164,9 @@ def agreement_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def of_peers(part: Callable[[dict[str, Any]], str], name: str = "peers") -> Callable[[], str]:
+def of_peers(part: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
     """Return ``part`` of a comparison with other programs."""
-    return lambda: part(load(name)) if (PEERS.parent / f"{name}.json").exists() else UNMEASURED
+    return lambda: part(load("peers")) if PEERS.exists() else UNMEASURED
 
 
 def backends_table() -> str:
@@ -237,7 +237,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "peers": of_peers(_peers_page.tables),
     "peer ratios": of_peers(_peers_page.comparisons),
     "peer setting": of_peers(_peers_page.setting),
-    "peer kinds": of_peers(_peers_page.kinds, "peers-kinds"),
+    "peer kinds": of_peers(_peers_page.kinds),
 }
 
 if __name__ == "__main__":
