@@ -9,7 +9,7 @@ import pytest
 
 from localspec import tuning
 from localspec.adaptive import AdaptivePolicy
-from localspec.calibration.runner import predictor
+from localspec.calibration.profiles import predictor
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy
 from localspec.profile import Estimate, KindAgreement, Profile, SamplerCost, best, save

@@ -17,6 +17,7 @@ from localspec.backend.context import FlashAttention, Span
 from localspec.backend.cut import CutTable, open_cut
 from localspec.backend.interrupts import deferred_interrupts
 from localspec.backend.memory import MappingTrimmer
+from localspec.backend.stdio import native_prints_on_stderr
 from localspec.backend.threads import usable_cores
 from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import (
@@ -66,7 +67,8 @@ class NativeModel:
                 trimmer.trim()
                 return not interrupted()
 
-            pointer = binding.load_model(os.fsencode(path), goes_on)
+            with native_prints_on_stderr():
+                pointer = binding.load_model(os.fsencode(path), goes_on)
         if not pointer:
             raise UnsupportedModelError(
                 f"{path} cannot be loaded: {last_error(binding.name)}; {binding.newer} may know this kind of model"
@@ -135,7 +137,7 @@ class NativeContext:
             threads=self.threads,
             flash_attention=flash_attention,
         )
-        with deferred_interrupts():
+        with deferred_interrupts(), native_prints_on_stderr():
             pointer = self._binding.new_context(model.pointer, settings)
         if not pointer:
             raise OutOfMemoryError(
