@@ -172,8 +172,8 @@ def sides(
         fast = [Setting(f"{OURS} on ik, plain", 0), Setting(f"{OURS} on ik, auto")]
         found.append(Side(partial(launcher.localspec, speculative=True, backend="ik"), fast))
         if cut:
-            launch = partial(launcher.localspec, speculative=True, backend="ik", draft=cut)
-            found.append(Side(launch, [Setting(f"{OURS} on ik, cut draft, auto")]))
+            with_cut = partial(launcher.localspec, speculative=True, backend="ik", draft=cut)
+            found.append(Side(with_cut, [Setting(f"{OURS} on ik, cut draft, auto")]))
     warm = [temperature for temperature in TEMPERATURES if temperature]  # at 0 both ways to draw are one
     for length in lengths:
         name = f"{SERVER}, draft {length}, probabilistic"

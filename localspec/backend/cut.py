@@ -231,8 +231,9 @@ def _array_entries(key: str, view: ArrayView, kept: Ids) -> Iterator[bytes]:
     """Yield what becomes of an array of the tokenizer; the whole vocabulary stays, under another name."""
     name = key.removeprefix("tokenizer.ggml.")
     raw = read_raw(view)
-    if name == "merges":  # of ids that are no longer there; and nobody has it tokenize anything
-        yield _array(key, view.item_type, 0, b"")
+    if name == "merges":  # of ids that are no longer there; one stays, since ik_llama.cpp warns of an empty array
+        merges = read_strings(view)[:1]
+        yield _array(key, view.item_type, len(merges), b"".join(map(_text, merges)))
         return
     if name == "tokens":
         yield _array("localspec.cut.tokens", view.item_type, view.count, raw)

@@ -203,7 +203,7 @@ def test_metadata_of_a_cut_file(tmp_path: Path) -> None:
     assert "tokenizer.ggml.padding_token_id" not in file.metadata
     assert file.metadata["localspec.cut.text"] == "text"
     assert read_numbers(file.metadata["tokenizer.ggml.scores"]) == (0, 2, 5)  # type: ignore[arg-type]
-    assert file.metadata["tokenizer.ggml.merges"].count == 0  # type: ignore[union-attr]
+    assert file.metadata["tokenizer.ggml.merges"].count == 1  # type: ignore[union-attr]
     assert [tensor.shape for tensor in file.tensors] == [(16, 3)]
     assert file.tensors[0].start % 64 == 0
 

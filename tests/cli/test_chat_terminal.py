@@ -135,7 +135,7 @@ def test_control_c_at_the_prompt(smol):
     chat.child.expect("message")
     chat.interrupt()  # clears the line
     chat.type("/tokens x")
-    chat.child.expect("1 tokens: ")
+    chat.child.expect("1 token: ")
     chat.ready()
     chat.interrupt()
     chat.child.expect("once more")
@@ -229,7 +229,7 @@ def test_keys_typed_during_an_answer_wait_for_the_prompt(smol):
     chat.type("/tokens later")
     before = chat.ready()
     assert "/tokens" not in before
-    chat.child.expect("1 tokens: ")
+    chat.child.expect("1 token: ")
 
 
 def test_resizing_is_survived(smol):
