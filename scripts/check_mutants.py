@@ -180,7 +180,7 @@ MUTANTS = (
         "the policy looks at the drawn token",
         "drafters.py",
         "        if not request.plan.draws("
-        "lambda: draft_confidence(row[: self._shared_size], law, request.params)):\n"
+        "lambda: draft_confidence(row[: self._width], law, request.params)):\n"
         "            return False\n"
         "        token = request.draw(law, len(draft.tokens))\n",
         "        token = request.draw(law, len(draft.tokens))\n"
