@@ -152,7 +152,7 @@ MUTANTS = (
         "q of another temperature than drawn from",
         "drafters.py",
         "        draft.laws.append(law)\n",
-        "        draft.laws.append(make_law(row[: self._shared_size], SamplingParams()))\n",
+        "        draft.laws.append(make_law(row[: self._width], SamplingParams()))\n",
         ("replay",),
     ),
     Mutant(
