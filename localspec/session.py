@@ -96,6 +96,15 @@ class Session:
         with self._exclusively():
             self.pair.close()
 
+    def clear(self) -> None:
+        """Empty the caches, so that the next prompt is read from its beginning.
+
+        Raises:
+            InvalidOptionError: the session is busy.
+        """
+        with self._exclusively():
+            self.engine.clear()
+
     def __enter__(self) -> Session:
         return self
 

@@ -45,17 +45,18 @@ CELLS = {
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--backend", default="llamacpp")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--cells", nargs="+", default=list(CELLS))
     options = parser.parse_args()
-    session = localspec.load_pair(target=options.target, drafter="lookup", context=2048)
+    session = localspec.load_pair(target=options.target, drafter="lookup", backend=options.backend, context=2048)
     results: dict[str, object] = {}
     for name in options.cells:
         results[name] = cell(session, *CELLS[name], options.trials, options.tokens)
         print(f"{name}: {results[name]}", file=sys.stderr)
     session.close()
-    write("lookup", {"trials": options.trials, "tokens": options.tokens, "context": 2048}, results)
+    write("lookup", {"backend": options.backend, "trials": options.trials, "tokens": options.tokens, "context": 2048}, results)
     return 0
 
 

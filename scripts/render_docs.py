@@ -18,10 +18,12 @@ from typing import Any
 import _peers_page
 import click
 
+from localspec.wording import counted
+
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers.json"  # takes an hour and two builds to make: there only once it was made
 UNMEASURED = "*Not measured yet: `python scripts/bench_peers.py` does it.*\n"
-FILLED = ("README.md", "docs/backends.md", "docs/choosing.md", "docs/peers.md", "docs/sampling.md")
+FILLED = ("README.md", "docs/backends.md", "docs/batch.md", "docs/choosing.md", "docs/exactness.md", "docs/how-it-works.md", "docs/peers.md", "docs/sampling.md")
 PAIRS = {
     "Q4_K_M, Q4_K_M": "qwen2.5-coder-1.5b",
     "F16, Q4_0": "qwen2.5-coder-1.5b-f16",
@@ -203,6 +205,66 @@ def backends_table() -> str:
     return "\n".join(lines)
 
 
+def batch_table() -> str:
+    lines, notes = [], []
+    data = load("batch")
+    for pair, found in data["results"].items():
+        speeds = found["tokens/s"]
+        sizes, gammas = data["settings"]["parallel"], data["settings"]["gamma"]
+        lines += [f"| sequences at once | {' | '.join(f'γ = {g}' for g in gammas)} |", "|---" * (len(gammas) + 1) + "|"]
+        for b in sizes:
+            lines.append(f"| {b} | {' | '.join(spread(speeds[f'B={b} gamma={g}'], '{:.1f}') for g in gammas)} |")
+        for name in ("llama-server", "llama-server with draft"):
+            if name in speeds:
+                lines.append(f"| {name} | {spread(speeds[name], '{:.1f}')} |{' |' * (len(gammas) - 1)}")
+        auto = found["auto"]
+        over = [f"{spread(found[key], '{:.2f}')} of {key.removeprefix('auto over ')}" for key in found if "over" in key]
+        chosen = f"{counted(auto['parallel'], 'sequence')}, γ = {auto['gamma']}"
+        notes.append(f"{pair}: `auto` chose {chosen} and reached {', '.join(over)}.")
+    settings = data["settings"]
+    lines += [
+        "",
+        f"Tokens per second of {settings['records']} rows with answers of {settings['tokens']} tokens, reading the prompts included;"
+        f" median of {settings['trials']} turns and range. llama-server had as many slots as `auto` runs sequences.",
+        *notes,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def lookup_table() -> str:
+    data = load("lookup")
+    lines = ["| | over plain decoding | tokens per step | copied tokens accepted |", "|---|---|---|---|"]
+    for name, row in data["results"].items():
+        per_step = row["tokens"] / row["steps"]
+        accepted = f"{row['accepted']} of {row['drafted']}"
+        lines.append(f"| {name} | {spread(row['lookup over plain'], '{:.2f}')} | {per_step:.2f} | {accepted} |")
+    settings = data["settings"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Lookup without a draft model, Q4_K_M target, {settings['backend']}, {settings['tokens']} tokens an answer, median of"
+            f" {settings['trials']} turns and range.",
+            "",
+        ]
+    )
+
+
+def mutants_table() -> str:
+    if not (ROOT / "benchmarks" / "mutants.json").exists():
+        return ""
+    lines = ["| what is broken | parts of `check` that notice it |", "|---|---|"]
+    for name, parts in load("mutants")["failed"].items():
+        lines.append(f"| {name} | {', '.join(parts) or 'none'} |")
+    return "\n".join([*lines, ""])
+
+
+def spread(value: dict[str, float], form: str) -> str:
+    median, low, high = (form.format(value[key]) for key in ("median", "low", "high"))
+    return f"{median} ({low}–{high})"
+
+
 def cli_reference() -> str:
     from localspec.cli import _program
 
@@ -234,6 +296,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "rules": rules_table,
     "sampling": sampling_table,
     "backends": backends_table,
+    "batch": batch_table,
+    "lookup": lookup_table,
+    "mutants": mutants_table,
     "peers": of_peers(_peers_page.tables),
     "peer ratios": of_peers(_peers_page.comparisons),
     "peer setting": of_peers(_peers_page.setting),

@@ -238,6 +238,23 @@ def test_chances_follow_what_was_seen() -> None:
     assert after[1] == before[1]
 
 
+def test_half_of_what_was_learned_holds_for_another_text() -> None:
+    """And all of it where the text goes on, or a step is tried again."""
+    drafter, fresh = lookup(), MatchRecord()
+    drafter.draft([request(HISTORY)])
+    for _ in range(50):
+        drafter.record.add(3, True)
+    learned = drafter.record.chances(3, 1)
+    assert learned[0] > 0.9
+    drafter.keep(0, len(HISTORY) - 1)
+    assert drafter.record.chances(3, 1) == learned
+    drafter.keep(0, 2)
+    assert drafter.record.chances(3, 1) == pytest.approx([(learned[0] + fresh.chances(3, 1)[0]) / 2])
+    for _ in range(3):
+        drafter.record.add(3, False)
+    assert drafter.record.chances(3, 1)[0] < 0.5
+
+
 # --- exactness ------------------------------------------------------------------------------------------------
 
 SMALL = MarkovModel([[0.1, 0.2, 0.7], [0.05, 0.5, 0.45], [0.4, 0.4, 0.2]])

@@ -163,6 +163,7 @@ class _Binding:
             return None
         context = _Context(pointer, settings.num_sequences, int(self._native.llama_model_n_embd(model)))
         if not 0 < settings.capacity <= self._free_room(context) == context.view.n_cells:
+            self.free_context(context)
             raise BackendError(
                 f"{self._path} does not tell of its cache what is expected; build it with scripts/build_ik.py"
             )

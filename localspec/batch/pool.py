@@ -88,7 +88,7 @@ class LocalPool:
 
     def plain(self, requests: Sequence[BatchRequest]) -> list[Stats]:
         """Decode plainly; see ``Pool``."""
-        self._session.engine.clear()  # a prompt that stands there would be read in no time
+        self._session.clear()  # a prompt that stands there would be read in no time
         return [self._plain(request) for request in requests]
 
     def _plain(self, request: BatchRequest) -> Stats:
