@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.backend.cut import check_cuttable, write_cut
+from localspec.backend.cut import check_cuttable, open_cut, write_cut
 from localspec.backend.gguf import read_numbers
 from localspec.backend.identity import file_fingerprint
 from localspec.backend.model_header import read_header
 from localspec.backend.trim import choose_ids, count_tokens
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
-from localspec.errors import PromptError
+from localspec.errors import ModelError, PromptError
 from localspec.locations import cache_dir
+from localspec.reading import read_whole
 from localspec.registry.partial import check_space, store_errors
 
-__all__ = ["TrimmedDraft", "derived_path", "library_text", "prompt_texts", "read_text", "trim"]
+__all__ = ["TrimmedDraft", "derived_path", "is_whole", "library_text", "prompt_texts", "read_text", "trim"]
 
 _LIBRARY_CHARACTERS = 3_000_000
 _LIBRARY_SHARE = 4  # of all ids kept, one in so many at most
@@ -66,7 +67,7 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
     kept = choose_ids(use, keep=keep, vocabulary_size=header.vocabulary_size, token_types=types)
     name = f"{source.stem}-cut{keep}-{hashlib.sha256(kept.tobytes()).hexdigest()[:8]}.gguf"
     path = derived_path(source, name)
-    if not path.exists():
+    if not is_whole(path):
         check_space(path.parent, source.stat().st_size)
         write_cut(source, path, kept, text=described)
     own = set(use.rankings[0])
@@ -81,6 +82,15 @@ def derived_path(source: Path, name: str) -> Path:
     with store_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a derived file is there, with all that its header tells of; if not, it has to be made again."""
+    try:
+        open_cut(path)
+    except ModelError:
+        return False
+    return True
 
 
 def prompt_texts(prompts: Sequence[CalibrationPrompt] | None = None) -> list[str]:
@@ -114,7 +124,7 @@ def read_text(path: Path) -> str:
         PromptError: it cannot be read, is not UTF-8, or empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise PromptError(f"cannot read the text in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +37,10 @@ def derive(source: Path, recipe: str, *, threads: int | None, prompts: str | Non
 
 def _quantized(source: Path, type_name: str, threads: int | None) -> Path:
     from localspec.backend.quantize import quantize
-    from localspec.calibration.trimming import derived_path
+    from localspec.calibration.trimming import derived_path, is_whole
 
     path = derived_path(source, f"{source.stem}-{type_name}.gguf")
-    if not path.exists():
+    if not is_whole(path):
         click.echo(f"making {type_name} of {source.name}", err=True)
         quantize(source, path, type_name, threads=threads)
     return path
@@ -68,24 +67,23 @@ def describe(trimmed: TrimmedDraft) -> str:
     )
 
 
-def register(name: str, path: Path, existing: Sequence[str]) -> Path:
-    """Give a file a name in the user's models.toml, with its hash; return where that is."""
+def register(name: str, path: Path) -> Path:
+    """Give a file a name that ``Registry.check_new`` lets pass in the user's models.toml, with its hash.
+
+    Returns where that is.
+    """
     import hashlib
-    import json
 
     from localspec.registry import config_dir, load
     from localspec.registry.partial import store_errors, write_atomically
 
     file = config_dir() / "models.toml"
-    if name in existing:
-        raise InvalidOptionError(f"there is a model {name!r} already; choose another name")
     with store_errors(path), path.open("rb") as data:
         sha256 = hashlib.file_digest(data, "sha256").hexdigest()
     with store_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         before = file.read_text(encoding="utf-8") if file.exists() else ""
-    # JSON's strings are TOML's.
-    entry = f'[models.{json.dumps(name)}]\nsources = [{{ path = {json.dumps(str(path))} }}]\nsha256 = "{sha256}"\n'
+    entry = f'[models.{_as_toml(name)}]\nsources = [{{ path = {_as_toml(str(path))} }}]\nsha256 = "{sha256}"\n'
     write_atomically(file, f"{before.rstrip()}\n\n{entry}".lstrip())
     try:
         load()
@@ -93,6 +91,19 @@ def register(name: str, path: Path, existing: Sequence[str]) -> Path:
         write_atomically(file, before)
         raise
     return file
+
+
+def _as_toml(text: str) -> str:
+    """Return a TOML string: JSON's, but for the escapes of what is beyond 16 bits, and for DEL."""
+    import json
+
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidOptionError(
+            f"{text!r} is not UTF-8, so that models.toml cannot name it; name the file itself as --draft"
+        ) from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def transcripts(target: str) -> list[str]:

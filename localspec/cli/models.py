@@ -129,6 +129,8 @@ def trim(draft: str, keep: int, sources: tuple[str, ...], target: str | None, na
     from localspec.cli.deriving import BUILT_IN_TEXT, describe, register, transcripts
 
     registry, store = _open_store()
+    if name is not None:
+        registry.check_new(name)
     source = store.path(registry.resolve(draft), progress=True)
     texts: list[str] = []
     for each in dict.fromkeys(sources or (BUILT_IN_TEXT,)):
@@ -139,7 +141,7 @@ def trim(draft: str, keep: int, sources: tuple[str, ...], target: str | None, na
     trimmed = make(source, keep=keep, texts=texts, described=described)
     click.echo(f"{source.name}: {describe(trimmed)}", err=True)
     if name is not None:
-        click.echo(f"{name}: added to {register(name, trimmed.path, list(registry.models))}", err=True)
+        click.echo(f"{name}: added to {register(name, trimmed.path)}", err=True)
     click.echo(trimmed.path)
 
 

@@ -22,6 +22,7 @@ from localspec.cli.options import seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
 from localspec.profile import SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS
+from tests.backend.ggufs import model
 
 KEYS = {
     "best_num_draft_tokens",
@@ -239,7 +240,7 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
 
     def quantized(source: Path, path: Path, type_name: str, **_: Any) -> None:
         steps.append((source.name, type_name))
-        path.touch()
+        path.write_bytes(model(["a", "b"]))
 
     def trimmed(source: Path, *, keep: int, texts: list[str], described: str) -> Any:
         steps.append((source.name, keep))
@@ -254,5 +255,10 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
     assert deriving.derive(draft, "q4_0+cut:1024", threads=None).name == "cut.gguf"
     assert deriving.derive(draft, "CUT:2048", threads=None).name == "cut.gguf"
     assert steps == [("draft.gguf", "Q4_0"), ("draft-Q4_0.gguf", 1024), ("draft.gguf", 2048)]
+    made = deriving.derive(draft, "Q4_0", threads=None)
+    assert len(steps) == 3, "it is there"
+    made.write_bytes(made.read_bytes()[:50])
+    deriving.derive(draft, "Q4_0", threads=None)
+    assert steps[3:] == [("draft.gguf", "Q4_0")], "what was there is damaged"
     with pytest.raises(InvalidOptionError, match="'cut:many' cuts to no number of ids"):
         deriving.derive(draft, "cut:many", threads=None)
