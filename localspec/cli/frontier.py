@@ -136,17 +136,17 @@ def _model_files(targets: Sequence[Path], drafts: Sequence[Path], context: int) 
     found = []
     for paths in (targets, drafts):
         cuts = {path: _cut(path) for path in paths}
-        labels = [_label(headers[path], cut[0] if cut else None) for path, cut in cuts.items()]
+        labels = _distinct({path: _label(headers[path], cut[0] if cut else None) for path, cut in cuts.items()})
         found.append(
             [
                 ModelFile(
                     path=path,
-                    label=label if labels.count(label) == 1 else path.stem,
+                    label=labels[path],
                     memory_bytes=sum(memory_parts(headers[path], context).values()),
                     uncut=origins.get(cut[1]) if cut else None,
                     is_cut=cut is not None,
                 )
-                for label, (path, cut) in zip(labels, cuts.items(), strict=True)
+                for path, cut in cuts.items()
             ]
         )
     return tuple(found)
@@ -165,6 +165,15 @@ def _label(header: ModelHeader, kept: int | None) -> str:
     if kept is None:
         return header.file_type
     return f"{header.file_type} cut:{kept}" if kept % 1024 else f"{header.file_type} cut:{kept // 1024}k"
+
+
+def _distinct(labels: dict[Path, str]) -> dict[Path, str]:
+    """Return the labels; where several files share one their names, and as much of their paths as it takes."""
+    depth = 0
+    while shared := [path for path, label in labels.items() if [*labels.values()].count(label) > 1]:
+        depth += 1
+        labels |= {path: path.stem if depth == 1 else "/".join(path.parts[-depth:]) for path in shared}
+    return labels
 
 
 # Measuring

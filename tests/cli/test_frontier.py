@@ -165,6 +165,18 @@ def test_the_report_and_its_command(
     assert "\x1b" not in out
 
 
+def test_files_of_one_kind_go_by_names_that_differ(files: dict[str, Path], tmp_path: Path) -> None:
+    drafts = [files["draft"]]
+    for number, name in enumerate(("a/draft.gguf", "b/draft.gguf", "a/other.gguf"), 1):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        drafts.append(write(tmp_path / name, file_type=2, width=32 * number))
+    _, found = command._model_files([files["target"]], [*drafts, files["cut"]], 512)
+    names = [file.label for file in found]
+    assert names == [f"{tmp_path.name}/draft.gguf", "a/draft.gguf", "b/draft.gguf", "other", "Q4_0 cut:32"]
+    _, found = command._model_files([files["target"]], drafts[3:], 512)
+    assert [file.label for file in found] == ["Q4_0"]
+
+
 def test_without_drafts_copying_is_compared(
     files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
