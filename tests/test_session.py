@@ -166,7 +166,7 @@ def test_drafters_that_cannot_be_loaded(tmp_path: Path) -> None:
         ({"drafter": "frob"}, "frob"),
         ({"drafter": "model", "target": tmp_path / "t.gguf"}, "the drafter is model and there is none"),
         ({"drafter": "model", "use_draft": False}, "switched off"),
-        ({"drafter": "lookup", "target": "t.gguf", "draft": "d.gguf"}, "the drafter is lookup and the draft 'd.gguf'"),
+        ({"drafter": "lookup", "target": "t.gguf", "draft": "d.gguf"}, "lookup and the draft 'd.gguf'"),
     ):
         with pytest.raises(InvalidOptionError, match=message):
             load_pair(**options)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from localspec.errors import InvalidOptionError
 if TYPE_CHECKING:
     from localspec.calibration.trimming import TrimmedDraft
 
-__all__ = ["BUILT_IN_TEXT", "derive", "describe", "register", "transcripts"]
+__all__ = ["BUILT_IN_TEXT", "derive", "describe", "read_recipes", "register", "transcripts"]
 
 _ANSWER_TOKENS = 96
 
@@ -20,19 +21,65 @@ BUILT_IN_TEXT = "calibration"
 """What names the built-in text where a file of the user's own could stand."""
 
 
-def derive(source: Path, recipe: str, *, threads: int | None, prompts: str | None = None) -> Path:
-    """Make a draft by a recipe such as "Q4_0", "cut:32768" or "Q4_0+cut:32768", beside the profiles.
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a draft of another one.
+
+    Attributes:
+        type_names: quantisations, one after the other.
+        keep: ids that the vocabulary is cut to in the end; None leaves it whole.
+    """
+
+    type_names: tuple[str, ...]
+    keep: int | None
+
+
+def read_recipes(text: str) -> tuple[Recipe, ...]:
+    """Read recipes between commas, such as "Q4_0", "cut:32768" and "Q4_0+cut:32768"; each different one once.
+
+    Raises:
+        InvalidOptionError: one of them is none.
+    """
+    return tuple(dict.fromkeys(_read_recipe(part.strip()) for part in text.split(",") if part.strip()))
+
+
+def _read_recipe(text: str) -> Recipe:
+    from localspec.backend.quantize import TYPE_NAMES
+
+    steps = [step.strip().upper() for step in text.split("+")]
+    kind, _, size = steps[-1].partition(":")
+    keep = None
+    if kind == "CUT":
+        if not (size.isdecimal() and len(size) < 10):
+            raise InvalidOptionError(
+                f"--derive has {text!r}, which cuts to no number of ids; use one such as cut:32768"
+            )
+        keep = int(size)
+        del steps[-1]
+    for step in steps:
+        if step.startswith("CUT"):
+            raise InvalidOptionError(
+                f"--derive has {text!r}; what is cut can be changed no more: make that the last step"
+            )
+        if step not in TYPE_NAMES:
+            raise InvalidOptionError(
+                f"--derive has {text!r}, and there is no quantisation {step!r}; choose from {', '.join(TYPE_NAMES)}"
+            )
+    return Recipe(tuple(steps), keep)
+
+
+def derive(source: Path, recipe: Recipe, *, threads: int | None, prompts: str | None = None) -> Path:
+    """Make a draft by a recipe, beside the profiles.
 
     Args:
         source: of what.
-        recipe: steps, the first one first.
+        recipe: how.
         threads: for quantising.
         prompts: the user's prompts, which a cut keeps the tokens of; by default the built-in ones.
     """
-    for step in recipe.split("+"):
-        kind, _, size = step.strip().upper().partition(":")
-        source = _cut(source, step.strip(), size, prompts) if kind == "CUT" else _quantized(source, kind, threads)
-    return source
+    for type_name in recipe.type_names:
+        source = _quantized(source, type_name, threads)
+    return source if recipe.keep is None else _cut(source, recipe.keep, prompts)
 
 
 def _quantized(source: Path, type_name: str, threads: int | None) -> Path:
@@ -46,15 +93,13 @@ def _quantized(source: Path, type_name: str, threads: int | None) -> Path:
     return path
 
 
-def _cut(source: Path, step: str, size: str, prompts: str | None) -> Path:
+def _cut(source: Path, keep: int, prompts: str | None) -> Path:
     from localspec.calibration.prompts import read_prompts
     from localspec.calibration.trimming import prompt_texts, trim
 
-    if not size.isdecimal():
-        raise InvalidOptionError(f"{step!r} cuts to no number of ids; use one such as cut:32768")
     texts = prompt_texts(read_prompts(Path(prompts)) if prompts else None)
-    click.echo(f"cutting the vocabulary of {source.name} to {int(size):,} ids", err=True)
-    return trim(source, keep=int(size), texts=texts, described=prompts or BUILT_IN_TEXT).path
+    click.echo(f"cutting the vocabulary of {source.name} to {keep:,} ids", err=True)
+    return trim(source, keep=keep, texts=texts, described=prompts or BUILT_IN_TEXT).path
 
 
 def describe(trimmed: TrimmedDraft) -> str:

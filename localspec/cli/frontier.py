@@ -88,6 +88,8 @@ def search(
 
 def _backends(names: str | None, choice: str) -> list[BackendName]:
     from localspec.backend.choice import BACKENDS, identity_at_hand
+    from localspec.backend.ik_library import find_library
+    from localspec.errors import BackendError
 
     if names is not None:
         from localspec.cli.backends import named_backends
@@ -95,7 +97,13 @@ def _backends(names: str | None, choice: str) -> list[BackendName]:
         return named_backends(names)
     if choice != "auto":
         return [name for name in BACKENDS if name == choice]
-    return [name for name in BACKENDS if identity_at_hand(name) is not None]
+    at_hand = [name for name in BACKENDS if identity_at_hand(name) is not None]
+    if "ik" not in at_hand:
+        try:
+            find_library()
+        except BackendError as error:
+            click.echo(f"left out ik: {error}", err=True)
+    return at_hand
 
 
 def _targets(values: dict[str, Any], others: Sequence[str] | None) -> tuple[ModelFiles, list[Path]]:
@@ -128,8 +136,11 @@ def _model_files(targets: Sequence[Path], drafts: Sequence[Path], context: int) 
     from localspec.backend.model_header import read_header
     from localspec.calibration.frontier import ModelFile
     from localspec.cli.inspection import memory_parts
+    from localspec.loading import check_can_answer
 
     headers = {path: read_header(path) for path in (*targets, *drafts)}
+    for path in targets:
+        check_can_answer(headers[path])
     for path in (*targets[1:], *drafts):
         check_compatible(headers[targets[0]], headers[path])
     origins = {file_fingerprint(path): path for path in drafts}

@@ -106,6 +106,8 @@ def test_a_small_pair_from_no_profile_to_one(
         ("--max-gamma", "0"),
         ("-t", "-1"),
         ("--show", "--pair", "nothing"),
+        ("--backends", "llamacpp", "--backend", "ik"),
+        ("--frontier", "--backends", "llamacpp", "--backend", "ik"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +130,13 @@ def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("localspec.backend.quantize.quantize", lambda source, path, *_, **__: path.touch())
     made = []
+    (recipe,) = deriving.read_recipes("Q4_0")
     for name in ("one", "other"):
         draft = tmp_path / name / "draft.gguf"
         draft.parent.mkdir()
         draft.write_text(name)
         monkeypatch.setattr("localspec.loading.find_files", lambda *_, file=draft, **__: SimpleNamespace(draft=file))
-        made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, "Q4_0"))
+        made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, recipe))
     assert made[0] != made[1]
     assert all(Path(path).name == "draft-Q4_0.gguf" for path in made)
 
@@ -252,13 +255,54 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("localspec.calibration.trimming.trim", trimmed)
     draft = tmp_path / "draft.gguf"
     draft.write_text("draft")
-    assert deriving.derive(draft, "q4_0+cut:1024", threads=None).name == "cut.gguf"
-    assert deriving.derive(draft, "CUT:2048", threads=None).name == "cut.gguf"
+    recipes = deriving.read_recipes(" q4_0+cut:1024, CUT:2048,Q4_0,, q4_0 ")
+    assert [deriving.derive(draft, one, threads=None).name for one in recipes[:2]] == ["cut.gguf", "cut.gguf"]
+    whole = recipes[2]
+    assert len(recipes) == 3
     assert steps == [("draft.gguf", "Q4_0"), ("draft-Q4_0.gguf", 1024), ("draft.gguf", 2048)]
-    made = deriving.derive(draft, "Q4_0", threads=None)
+    made = deriving.derive(draft, whole, threads=None)
     assert len(steps) == 3, "it is there"
     made.write_bytes(made.read_bytes()[:50])
-    deriving.derive(draft, "Q4_0", threads=None)
+    deriving.derive(draft, whole, threads=None)
     assert steps[3:] == [("draft.gguf", "Q4_0")], "what was there is damaged"
-    with pytest.raises(InvalidOptionError, match="'cut:many' cuts to no number of ids"):
-        deriving.derive(draft, "cut:many", threads=None)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "cut",
+        "cut:",
+        "cut:many",
+        "cut:-1",
+        "cut:" + 5000 * "9",
+        "Q9",
+        "Q8_0:3",
+        "Q4_0+",
+        "+",
+        "cut:9+Q8_0",
+        "cut:9+cut:8",
+    ],
+)
+def test_recipes_that_make_nothing(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_derived", lambda *_: pytest.fail("something was made before all was read"))
+    with pytest.raises(InvalidOptionError, match="--derive has "):
+        command._drafts({}, ("draft",), f"Q4_0,{recipe}")
+
+
+def test_each_candidate_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_derived", lambda _values, draft, recipe: f"{draft} {recipe.type_names[0]}")
+    assert command._drafts({}, ("a", "b", "a"), "Q4_0,Q8_0,Q4_0") == ["a", "b", "a Q4_0", "a Q8_0"]
+    assert command._drafts({}, (), None) == [None]
+
+
+def test_candidates_are_ranked_by_what_they_would_do() -> None:
+    """Where drafting does not pay that is plain decoding, whose noise tells nothing about drafts."""
+
+    def result(plain: float, *speedups: float) -> Any:
+        agreement = SimpleNamespace(under=lambda _rule: SimpleNamespace(tokens_per_step=()))
+        findings = SimpleNamespace(at_temperature=lambda: [agreement], rule="block", speedups=lambda _: speedups)
+        return SimpleNamespace(profile=SimpleNamespace(plain_tokens_per_s=plain)), findings
+
+    gains, loses, noisy = result(40.0, 1, 1.1, 1.2), result(41.0, 1, 0.9, 0.8), result(60.0, 1, 0.7, 1.01)
+    assert [command._best_speed(*one) for one in (gains, loses, noisy)] == [48, 41, 60]
+    assert sorted([loses, noisy, gains], key=lambda one: command._place(*one)) == [gains, noisy, loses]

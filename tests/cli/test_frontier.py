@@ -249,6 +249,26 @@ def test_backends_can_be_chosen(files: dict[str, Path], machine: Machine) -> Non
     assert 59 < machine.jobs[0].settings.budget_s <= 60
 
 
+def test_a_backend_that_is_not_at_hand_is_said(
+    files: dict[str, Path], machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(files["target"].parent / "cache"))
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", "/no/such/library")
+    monkeypatch.setattr(processes, "run", machine.run)
+    assert main(arguments(files, "target")) == 0
+    assert "left out ik: IK_LLAMA_CPP_LIB_PATH is '/no/such/library'" in capsys.readouterr().err
+    assert [job.backend for job in machine.jobs] == ["llamacpp"]
+
+
+def test_a_target_that_cannot_answer_is_refused_first(
+    files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(files, "target"), "--target", str(files["cut"])]) == 1
+    assert "it can draft, not answer" in capsys.readouterr().err
+    assert not machine.jobs
+
+
 @pytest.mark.parametrize("option", ["--show", "--validate"])
 def test_options_that_do_not_go_together(
     option: str, files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
