@@ -106,7 +106,7 @@ def calibrate(
         )
         return
     results = _measure_all(values, candidates, settings, validate)
-    _report(sorted(results, key=lambda result: _place(*result)), as_json=as_json, plot=plot)
+    _report(sorted(results, key=lambda result: -_gain(result[1])), as_json=as_json, plot=plot)
 
 
 def _check_together(
@@ -296,24 +296,13 @@ def _validate(
     )
 
 
-def _best_speed(calibration: Calibration, findings: Findings) -> float:
-    """Return predicted tokens per second of the best draft length over all kinds, which may be 0."""
-    from localspec.profile import best
+def _gain(findings: Findings) -> float:
+    """Return the predicted speed of the best draft over plain decoding, over all kinds, whether it pays or not.
 
-    speedups = _pooled_speedups(findings)
-    return speedups[best(speedups)] * calibration.profile.plain_tokens_per_s
-
-
-def _place(calibration: Calibration, findings: Findings) -> tuple[float, float]:
-    """Return what candidates are ranked by: speed, or where drafting does not pay how little it lacks."""
-    from localspec.profile import best
-
-    speedups = _pooled_speedups(findings)
-    return -_best_speed(calibration, findings) if best(speedups) else 0.0, -max(speedups[1:])
-
-
-def _pooled_speedups(findings: Findings) -> tuple[float, ...]:
-    return findings.speedups(findings.at_temperature()[-1].under(findings.rule).tokens_per_step)
+    That both were measured together makes it a better measure than tokens per second of runs minutes apart.
+    """
+    pooled = findings.at_temperature()[-1]
+    return max(findings.speedups(pooled.under(findings.rule).tokens_per_step)[1:])
 
 
 def _print(calibration: Calibration, findings: Findings) -> None:
@@ -353,10 +342,10 @@ def _can_print(text: str) -> bool:
 
 def _rank(results: list[tuple[Calibration, Findings]]) -> None:
     """Say on stderr how the candidates compare; the report itself is the winner's."""
-    click.echo("drafts by predicted speed:", err=True)
-    for result in results:
-        click.echo(f"  {_best_speed(*result):6.1f} tokens/s  {result[1].draft}", err=True)
-    click.echo(f"the report is about the fastest, {results[0][1].draft}", err=True)
+    click.echo("drafts by predicted speed over plain decoding:", err=True)
+    for _, findings in results:
+        click.echo(f"  {_gain(findings):4.2f}×  {findings.draft}", err=True)
+    click.echo(f"the report is about the first, {results[0][1].draft}", err=True)
 
 
 def pair_as_json(profile: Profile, findings: Findings, *, interrupted: bool) -> dict[str, Any]:

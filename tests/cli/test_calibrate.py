@@ -295,14 +295,16 @@ def test_each_candidate_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command._drafts({}, (), None) == [None]
 
 
-def test_candidates_are_ranked_by_what_they_would_do() -> None:
-    """Where drafting does not pay that is plain decoding, whose noise tells nothing about drafts."""
+def test_candidates_are_ranked_by_what_they_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether that pays or not, and whatever plain decoding took in the minute of each."""
 
-    def result(plain: float, *speedups: float) -> Any:
+    def result(draft: str, *speedups: float) -> Any:
         agreement = SimpleNamespace(under=lambda _rule: SimpleNamespace(tokens_per_step=()))
-        findings = SimpleNamespace(at_temperature=lambda: [agreement], rule="block", speedups=lambda _: speedups)
-        return SimpleNamespace(profile=SimpleNamespace(plain_tokens_per_s=plain)), findings
+        found = SimpleNamespace(draft=draft, at_temperature=lambda: [agreement], rule="block")
+        found.speedups = lambda _: speedups
+        return SimpleNamespace(), found
 
-    gains, loses, noisy = result(40.0, 1, 1.1, 1.2), result(41.0, 1, 0.9, 0.8), result(60.0, 1, 0.7, 1.01)
-    assert [command._best_speed(*one) for one in (gains, loses, noisy)] == [48, 41, 60]
-    assert sorted([loses, noisy, gains], key=lambda one: command._place(*one)) == [gains, noisy, loses]
+    results = [result("gains", 1, 1.1, 1.2), result("hardly", 1, 0.7, 1.01), result("loses", 1, 0.9, 0.8)]
+    assert [command._gain(findings) for _, findings in results] == [1.2, 1.01, 0.9]
+    command._rank(results)
+    assert capsys.readouterr().err.splitlines()[1:-1] == ["  1.20×  gains", "  1.01×  hardly", "  0.90×  loses"]
