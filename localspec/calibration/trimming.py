@@ -11,15 +11,24 @@ from pathlib import Path
 from localspec.backend.cut import check_cuttable, open_cut, write_cut
 from localspec.backend.gguf import read_numbers
 from localspec.backend.identity import file_fingerprint
-from localspec.backend.model_header import read_header
+from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.trim import choose_ids, count_tokens
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
-from localspec.errors import ModelError, PromptError
+from localspec.errors import InvalidOptionError, ModelError, PromptError
 from localspec.locations import cache_dir
 from localspec.reading import read_whole
 from localspec.registry.partial import check_space, store_errors
 
-__all__ = ["TrimmedDraft", "derived_path", "is_whole", "library_text", "prompt_texts", "read_text", "trim"]
+__all__ = [
+    "TrimmedDraft",
+    "check_trim",
+    "derived_path",
+    "is_whole",
+    "library_text",
+    "prompt_texts",
+    "read_text",
+    "trim",
+]
 
 _LIBRARY_CHARACTERS = 3_000_000
 _LIBRARY_SHARE = 4  # of all ids kept, one in so many at most
@@ -58,8 +67,7 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
         UnsupportedModelError: this model cannot be cut.
         StoreError: the file cannot be written.
     """
-    check_cuttable(source)
-    header = read_header(source)
+    header = check_trim(source, keep)
     use = count_tokens(source, [texts, [library_text()]])
     # Of the library its frequent tokens only: the others are its own names, and the lowest ids do better than those.
     use = replace(use, rankings=(use.rankings[0], use.rankings[1][: keep // _LIBRARY_SHARE]))
@@ -73,6 +81,22 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
     own = set(use.rankings[0])
     found = len(own.intersection(kept.tolist()))
     return TrimmedDraft(path, keep, found, len(own) - found, header.vocabulary_size)
+
+
+def check_trim(source: Path, keep: int) -> ModelHeader:
+    """Return the header of a model that may be cut to ``keep`` ids, as far as that can be told in an instant.
+
+    Raises:
+        InvalidOptionError: ``keep`` is out of range.
+        UnsupportedModelError: this model cannot be cut.
+    """
+    check_cuttable(source)
+    header = read_header(source)
+    if not 1 <= keep < header.vocabulary_size:
+        raise InvalidOptionError(
+            f"{keep:,} of {header.vocabulary_size:,} ids cannot be kept; 32768 is a good start of a large vocabulary"
+        )
+    return header
 
 
 def derived_path(source: Path, name: str) -> Path:

@@ -21,6 +21,7 @@ from localspec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
     PromptError,
+    UnsupportedModelError,
 )
 from tests.backend.ggufs import U32, model, scalar, string
 from tests.backend.tiny_models import TOKENS as PIECES
@@ -296,13 +297,25 @@ def test_a_damaged_file_is_made_again(tiny: Path, home: Path) -> None:
     assert path.stat().st_mtime_ns == made, "a whole one is kept"
 
 
+def test_what_cannot_be_cut_is_refused_before_a_target_answers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = run("trim", str(tiny), "--keep", "270").stdout.strip()
+    monkeypatch.setattr("localspec.cli.deriving.transcripts", lambda _target: pytest.fail("it was asked"))
+    for draft, keep in ((cut, "265"), (str(tiny), "0"), (str(tiny), "287"), (str(tiny), "-1")):
+        with pytest.raises((InvalidOptionError, UnsupportedModelError)):
+            run("trim", draft, "--keep", keep, "--target", "some-model")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (["--keep", "3"], InvalidOptionError, "3 of 287 ids cannot be kept"),
         (["--keep", "287"], InvalidOptionError, "287 of 287 ids cannot be kept"),
-        (["--from", "nowhere.txt"], PromptError, "cannot read the text in nowhere.txt"),
-        (["--from", "/dev/zero"], PromptError, "cannot read the text in /dev/zero"),  # which does not end
+        (["--keep", "270", "--from", "nowhere.txt"], PromptError, "cannot read the text in nowhere.txt"),
+        (
+            ["--keep", "270", "--from", "/dev/zero"],
+            PromptError,
+            "cannot read the text in /dev/zero",
+        ),  # which does not end
     ],
 )
 def test_trims_that_make_no_sense(tiny: Path, arguments: list[str], error: type[Exception], message: str) -> None:
