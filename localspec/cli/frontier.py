@@ -13,7 +13,7 @@ import click
 
 from localspec.cli.options import sampling_params
 from localspec.cli.running import progress_bar
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, StoreError
 
 if TYPE_CHECKING:
     from localspec.backend.choice import BackendName
@@ -73,7 +73,7 @@ def search(
         click.echo("interrupted: what was measured so far is compared", err=True)
     for left in measured.left_out:
         click.echo(f"left out with {left.backend}: {left.path.name}: {left.why}", err=True)
-    contract = _save_profiles(measured, frontier, settings, values["threads"], interrupted)
+    contract, unsaved = _save_profiles(measured, frontier, settings, values["threads"], interrupted)
     command = _command(frontier, values)
     if as_json:
         click.echo(json.dumps(contract | _as_values(frontier, measured, command)))
@@ -81,6 +81,8 @@ def search(
         click.echo(f"{render(frontier)}\nTo run it: {command}")
     if plot:
         save_frontier_picture(Path(plot), frontier)
+    if unsaved is not None:
+        raise unsaved  # only now: what took minutes to measure has been said
 
 
 # What takes part
@@ -259,8 +261,11 @@ def _measure(
 
 def _save_profiles(
     measured: Measurements, frontier: Frontier, settings: CalibrationSettings, threads: int | None, interrupted: bool
-) -> dict[str, Any]:
-    """Keep the profile of every pair that was measured; returns what is printed as JSON about the best one's pair."""
+) -> tuple[dict[str, Any], StoreError | None]:
+    """Keep the profile of every pair that was measured.
+
+    Returns what is printed as JSON about the best one's pair, and why profiles could not be kept.
+    """
     from localspec.calibration.frontier import profiles_of
     from localspec.calibration.profiles import findings_of
     from localspec.cli.calibrate import pair_as_json
@@ -274,11 +279,15 @@ def _save_profiles(
     best = frontier.best
     shown = next((c for c in frontier.candidates if _same_place(c, best) and c.draft), best)
     contract, count = _without_draft(measured, frontier, settings.max_draft_tokens, interrupted), 0
+    unsaved: StoreError | None = None
     for backend, target, draft, profile, agreements in profiles_of(
         measured, frontier.targets, frontier.drafts, key=key, max_draft_tokens=settings.max_draft_tokens
     ):
-        save(profile_directory(), profile)
-        count += 1
+        try:
+            save(profile_directory(), profile)
+            count += 1
+        except StoreError as error:
+            unsaved = error
         if (backend, target, draft) == (best.backend, best.target, best.draft or shown.draft):
             findings = findings_of(
                 profile, agreements, target=target.name, draft=draft.name, temperature=settings.params.temperature
@@ -286,7 +295,7 @@ def _save_profiles(
             contract = pair_as_json(profile, findings, interrupted=interrupted)
     if count:
         click.echo(f"{count} profile{'s' * (count > 1)} written to {profile_directory()}", err=True)
-    return contract
+    return contract, unsaved
 
 
 def _same_place(one: Candidate, other: Candidate) -> bool:

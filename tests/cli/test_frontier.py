@@ -18,7 +18,7 @@ from localspec.calibration.costs import Setting
 from localspec.calibration.search import Began, Message, PassesOf, Progress, SamplerOf, SearchJob, Written
 from localspec.cli import frontier as command
 from localspec.cli import main
-from localspec.errors import BackendError
+from localspec.errors import BackendError, StoreError
 from localspec.profile import SamplerCost, load_all
 from tests.backend.ggufs import U32, gguf, numbers, scalar, string, strings
 from tests.backend.tiny_models import write_llama
@@ -223,6 +223,20 @@ def test_an_interrupt_keeps_what_there_is(
     machine.stops["llamacpp"] = 1
     assert main(arguments(files, "target", "draft")) == 130
     assert "too little was measured" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_in_the_end_does_not_cost_the_report(
+    files: dict[str, Path], machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> Path:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("localspec.profile.save", full)
+    assert main([*arguments(files, "target", "draft"), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["frontier"]["candidates"]
+    assert captured.err.endswith("localspec: error: the disk is full\n")
+    assert "written to" not in captured.err
 
 
 def test_a_backend_that_fails_is_left_out(
