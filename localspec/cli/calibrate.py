@@ -168,15 +168,16 @@ def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) 
     return list(dict.fromkeys(drafts))
 
 
-def _derived(values: dict[str, Any], draft: str | None, recipe: Recipe) -> str:
-    """Make another draft of the draft beside the profiles, and return its path."""
+def _derived(values: dict[str, Any], draft: str | None, recipe: Recipe) -> str | None:
+    """Make another draft of the draft beside the profiles, and return its path; ``draft`` if it is that already."""
     from localspec.cli.deriving import derive
     from localspec.loading import find_files
 
     files = find_files(values["pair"], target=values["target"], draft=draft, progress=True)
     if files.draft is None:
         raise InvalidOptionError("--derive needs a draft to start from; name one with --draft or --pair")
-    return str(derive(files.draft, recipe, threads=values["threads"], prompts=values.get("prompts")))
+    made = derive(files.draft, recipe, threads=values["threads"], prompts=values.get("prompts"))
+    return draft if made == files.draft else str(made)
 
 
 def _measure_all(

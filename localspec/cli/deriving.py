@@ -69,7 +69,7 @@ def _read_recipe(text: str) -> Recipe:
 
 
 def derive(source: Path, recipe: Recipe, *, threads: int | None, prompts: str | None = None) -> Path:
-    """Make a draft by a recipe, beside the profiles.
+    """Make a draft by a recipe, beside the profiles; return ``source`` itself where it is of that type already.
 
     Args:
         source: of what.
@@ -83,9 +83,12 @@ def derive(source: Path, recipe: Recipe, *, threads: int | None, prompts: str | 
 
 
 def _quantized(source: Path, type_name: str, threads: int | None) -> Path:
+    from localspec.backend.model_header import read_header
     from localspec.backend.quantize import quantize
     from localspec.calibration.trimming import derived_path, is_whole
 
+    if read_header(source).file_type == type_name:
+        return source
     path = derived_path(source, f"{source.stem}-{type_name}.gguf")
     if not is_whole(path):
         click.echo(f"making {type_name} of {source.name}", err=True)

@@ -134,11 +134,14 @@ def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.M
     for name in ("one", "other"):
         draft = tmp_path / name / "draft.gguf"
         draft.parent.mkdir()
-        draft.write_text(name)
+        draft.write_bytes(model(["a", name]))
         monkeypatch.setattr("localspec.loading.find_files", lambda *_, file=draft, **__: SimpleNamespace(draft=file))
         made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, recipe))
     assert made[0] != made[1]
     assert all(Path(path).name == "draft-Q4_0.gguf" for path in made)
+    (recipe,) = deriving.read_recipes("Q4_K_M")
+    for named in (None, "the-draft"):  # it is that already, by whatever name
+        assert command._derived({"pair": None, "target": "t", "threads": None}, named, recipe) == named
 
 
 class _Interrupted:
@@ -254,7 +257,7 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("localspec.backend.quantize.quantize", quantized)
     monkeypatch.setattr("localspec.calibration.trimming.trim", trimmed)
     draft = tmp_path / "draft.gguf"
-    draft.write_text("draft")
+    draft.write_bytes(model(["a", "b"]))  # Q4_K_M
     recipes = deriving.read_recipes(" q4_0+cut:1024, CUT:2048,Q4_0,, q4_0 ")
     assert [deriving.derive(draft, one, threads=None).name for one in recipes[:2]] == ["cut.gguf", "cut.gguf"]
     whole = recipes[2]
