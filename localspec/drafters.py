@@ -25,6 +25,7 @@ __all__ = [
     "ModelDrafter",
     "chunk_size",
     "draft_confidence",
+    "ids_with_logits",
     "law_maker",
     "read_ahead",
     "shared_width",
@@ -127,6 +128,11 @@ def shared_width(context: Context, vocabulary_size: int) -> int:
     """Return how many columns of a row of ``context`` are of ids below ``vocabulary_size``; those come first."""
     kept = context.kept_ids
     return min(vocabulary_size, context.vocabulary_size) if kept is None else kept.columns_below(vocabulary_size)
+
+
+def ids_with_logits(context: Context) -> Sequence[int]:
+    """Return the ids that ``context`` has logits for: it drafts no others, and may read others at a higher price."""
+    return range(context.vocabulary_size) if context.kept_ids is None else context.kept_ids.ids.tolist()
 
 
 def draft_confidence(row: Row, law: Law, params: SamplingParams) -> float:

@@ -23,6 +23,7 @@ from localspec.wording import counted
 __all__ = [
     "LoadedPair",
     "ModelFiles",
+    "check_can_answer",
     "check_parallel",
     "check_rollback",
     "choose_backend",
@@ -157,11 +158,7 @@ def load_models(
     files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
     chosen = choose_backend(backend, files, threads=threads, use_profile=use_profile)
     target_header = read_header(files.target)
-    if target_header.kept_ids is not None:
-        raise UnsupportedModelError(
-            f"{files.target} has logits for {target_header.kept_ids.count:,} ids only, of"
-            f" {target_header.vocabulary_size:,}: it can draft, not answer; name it as --draft"
-        )
+    check_can_answer(target_header)
     draft_header = read_header(files.draft) if files.draft else None
     headers = [target_header]
     if draft_header is not None:
@@ -238,6 +235,15 @@ def widened(pair: LoadedPair, num_sequences: int) -> LoadedPair:
         if old is not None:
             old.close()
     return replace(pair, target=made[0], draft=made[1] if len(made) > 1 else None)
+
+
+def check_can_answer(header: ModelHeader) -> None:
+    """Raise UnsupportedModelError for a model that has logits for a part of its vocabulary only."""
+    if header.kept_ids is not None:
+        raise UnsupportedModelError(
+            f"{header.path} has logits for {header.kept_ids.count:,} ids only, of {header.vocabulary_size:,}: it can"
+            " draft, not answer; name it as --draft"
+        )
 
 
 def check_rollback(context: NativeContext, header: ModelHeader) -> None:

@@ -176,11 +176,11 @@ class LookupDrafter:
         """Do nothing, likewise."""
 
     def keep(self, sequence: int, length: int) -> None:
-        """Forget everything past the first ``length`` tokens of a sequence; more than the last one: another text begins."""
+        """Forget everything past the first ``length`` tokens; where that is more than the last one, a text begins."""
         if sequence in self._texts:
             if len(self._texts[sequence].tokens) > length + 1:
                 self.record.renew()
-            self._texts[sequence].cut(length)
+            self._change(sequence, lambda text: text.cut(length))
             if sequence in self._asked and self._asked[sequence].position > length:
                 del self._asked[sequence]
 
@@ -189,7 +189,7 @@ class LookupDrafter:
         if limit < 1:
             return Draft()
         text = self._texts.setdefault(request.sequence, Repeats())
-        text.extend(request.history[len(text.tokens) :])
+        self._change(request.sequence, lambda text: text.extend(request.history[len(text.tokens) :]))
         self._learn(text, self._asked.pop(request.sequence, None))
         match = text.match()
         if match is None:
@@ -202,6 +202,15 @@ class LookupDrafter:
             if self._ends_generation(token):
                 break
         return Draft(tokens, [SparseLaw.point(token) for token in tokens])
+
+    def _change(self, sequence: int, change: Callable[[Repeats], None]) -> None:
+        """Change a text; one that an interrupt leaves half changed is forgotten, and later read anew."""
+        try:
+            change(self._texts[sequence])
+        except BaseException:
+            del self._texts[sequence]
+            self._asked.pop(sequence, None)
+            raise
 
     def _learn(self, text: Repeats, asked: _Asked | None) -> None:
         if asked is None:

@@ -56,10 +56,10 @@ class PolicyChooser:
         if num_draft_tokens is not None:
             return FixedPolicy(0, num_draft_tokens) if source == "lookup" else FixedPolicy(num_draft_tokens)
         _check_name(name)
+        if name == "calibrated" and drafter == "lookup":
+            raise InvalidOptionError("the policy calibrated is for draft models; use adaptive with lookup")
         if not self._has_draft and (source == "model" or name == "calibrated"):
             return FixedPolicy(0)
-        if name == "calibrated" and source == "lookup":
-            raise InvalidOptionError("the policy calibrated is for draft models; use adaptive with lookup")
         key = (name, source, params.temperature)
         if key not in self._policies:
             measured = self._costs(name, source, measure)

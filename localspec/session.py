@@ -363,6 +363,8 @@ def load_pair(
         raise InvalidOptionError("the drafter is model and the draft is switched off; give one of the two options")
     if drafter == "model" and target is not None and draft is None:
         raise InvalidOptionError("the drafter is model and there is none; name it with --draft, or use lookup")
+    if drafter == "lookup" and draft is not None:
+        raise InvalidOptionError(f"the drafter is lookup and the draft {str(draft)!r} is named; give one of the two")
     if not use_draft and drafter == "auto":
         drafter = "model"  # of which there is none
     loaded = load_models(

@@ -14,6 +14,7 @@ from localspec.backend.choice import BACKENDS, LIBRARIES, BackendName, identity_
 from localspec.backend.identity import cpu_name, file_fingerprint
 from localspec.backend.threads import usable_cores
 from localspec.curves import CostCurve, CostCurves, PassCost
+from localspec.drafters import ids_with_logits
 from localspec.errors import ProfileError
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, Policy
@@ -156,7 +157,7 @@ def measure_roughly(target: Context, draft: Context) -> RoughProfile:
 
 def rough_curve(context: Context, sizes: tuple[int, ...]) -> CostCurves:
     """Return the seconds of passes over ``sizes`` tokens with a row each, in an empty cache: the best of two."""
-    token = context.vocabulary_size // 2
+    token = ids_with_logits(context)[context.vocabulary_size // 2]
     context.truncate(0, 0)
     points = []
     for size in sizes:

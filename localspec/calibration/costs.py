@@ -17,7 +17,7 @@ from typing import Protocol
 
 from localspec.backend import Context, FlashAttention, Span
 from localspec.curves import CostCurve, CostCurves, PassCost
-from localspec.drafters import read_ahead
+from localspec.drafters import ids_with_logits, read_ahead
 from localspec.errors import InvalidOptionError
 
 __all__ = [
@@ -351,5 +351,4 @@ def _fill(context: Context, depth: int) -> None:
 
 def _tokens(context: Context, count: int) -> list[int]:
     """Return arbitrary ids, the same ones each time: a mixture of experts would treat equal ones too alike."""
-    random = Random(_SEED)
-    return [random.randrange(context.vocabulary_size) for _ in range(count)]
+    return Random(_SEED).choices(ids_with_logits(context), k=count)

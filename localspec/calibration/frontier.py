@@ -25,7 +25,7 @@ from localspec.calibration.steps import (
     copying,
     count_steps,
 )
-from localspec.profile import Profile, ProfileKey, SamplerCost
+from localspec.profile import WORTHWHILE, Profile, ProfileKey, SamplerCost
 from localspec.tuning import PROFILE_DEPTH
 
 __all__ = ["Candidate", "Change", "Drafter", "Frontier", "ModelFile", "find_frontier", "profiles_of"]
@@ -109,26 +109,37 @@ class Frontier:
 
     @property
     def best(self) -> Candidate:
-        """The fastest way to run the given target."""
-        return next(c for c in self.candidates if c.target == self.targets[0].path)
+        """The fastest worthwhile way to run the given target."""
+        return next(c for c in self.candidates if c.target == self.targets[0].path and self.is_worthwhile(c))
 
     @property
     def fastest(self) -> Candidate:
-        """The fastest of all, perhaps with another target."""
-        return self.candidates[0]
+        """The fastest worthwhile one of all, perhaps with another target."""
+        return next(c for c in self.candidates if self.is_worthwhile(c))
 
     def speedup(self, candidate: Candidate) -> float:
         """Return its speed over the baseline's."""
         return candidate.tokens_per_s / self.baseline.tokens_per_s
 
-    def is_efficient(self, candidate: Candidate) -> bool:
-        """Whether nothing as fast takes as little memory: it is on the frontier. Of equals the first one is."""
-        faster = self.candidates[: self.candidates.index(candidate)]
-        return all(candidate.memory_bytes < other.memory_bytes for other in faster)
+    def is_worthwhile(self, candidate: Candidate) -> bool:
+        """Whether it drafts nothing, or gains by drafting what a profile asks for before anything is drafted."""
+        plain = self._find(candidate.backend, candidate.target, None, "none") or candidate
+        return candidate.drafter == "none" or candidate.tokens_per_s >= WORTHWHILE * plain.tokens_per_s
 
-    def label(self, path: Path) -> str:
-        """Return the short name of a file."""
-        return next(file.label for file in (*self.targets, *self.drafts) if file.path == path)
+    def is_efficient(self, candidate: Candidate) -> bool:
+        """Whether nothing worthwhile as fast takes as little memory: the frontier. Of equals the first is on it."""
+        faster = self.candidates[: self.candidates.index(candidate)]
+        return self.is_worthwhile(candidate) and all(
+            candidate.memory_bytes < other.memory_bytes or not self.is_worthwhile(other) for other in faster
+        )
+
+    def target_label(self, path: Path) -> str:
+        """Return the short name of a target's file."""
+        return next(file.label for file in self.targets if file.path == path)
+
+    def draft_label(self, path: Path) -> str:
+        """Return the short name of a draft's file, which may have another one as a target."""
+        return next(file.label for file in self.drafts if file.path == path)
 
     def changes(self, to: Candidate) -> list[Change]:
         """Return the way from the baseline to a candidate, one factor at a time.
@@ -148,14 +159,14 @@ class Frontier:
     ) -> Iterator[tuple[Literal["backend", "target", "draft", "cut", "drafter"], str, Candidate | None]]:
         given = self.targets[0].path
         yield "backend", to.backend, self._find(to.backend, given, None, "none")
-        yield "target", self.label(to.target), self._find(to.backend, to.target, None, "none")
+        yield "target", self.target_label(to.target), self._find(to.backend, to.target, None, "none")
         if to.draft is not None:
             own = next(file for file in self.drafts if file.path == to.draft)
             whole = own.uncut if own.is_cut else own.path
             first = self.drafts[0].path
             for path in (first, whole):
                 if path is not None:
-                    yield "draft", self.label(path), self._find(to.backend, to.target, path, "model")
+                    yield "draft", self.draft_label(path), self._find(to.backend, to.target, path, "model")
             yield "cut" if own.is_cut else "draft", own.label, self._find(to.backend, to.target, own.path, "model")
         yield "drafter", to.drafter, to
 

@@ -9,6 +9,7 @@ from typing import Any
 from localspec.calibration.frontier import Candidate, Change, Frontier
 from localspec.calibration.report import wrapped
 from localspec.plots import Curve, Panel, save_panels
+from localspec.profile import WORTHWHILE
 
 __all__ = ["as_values", "render", "save_frontier_picture", "verdict"]
 
@@ -42,10 +43,11 @@ def _table(frontier: Frontier) -> list[str]:
         if number < _ROWS or candidate == frontier.baseline or frontier.is_efficient(candidate)
     ]
     left_out = len(frontier.candidates) - len(shown)
-    cells = [[c.backend, frontier.label(c.target), _draft(frontier, c), c.drafter] for c in shown]
+    cells = [[c.backend, frontier.target_label(c.target), _draft(frontier, c), c.drafter] for c in shown]
     head = ["backend", "target", "draft", "drafter"]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     lines = ["predicted speed; * marks what nothing beats in both speed and memory (estimated)"]
+    lines.append(f"where drafting gains less than {WORTHWHILE - 1:.0%} over the same without, it does not count")
     lines.append(f"  tokens/s  speed    MiB  {_aligned(head, widths)}    γ  copy")
     for candidate, names in zip(shown, cells, strict=True):
         mark = "*" if frontier.is_efficient(candidate) else " "
@@ -58,7 +60,7 @@ def _table(frontier: Frontier) -> list[str]:
 
 
 def _draft(frontier: Frontier, candidate: Candidate) -> str:
-    return "-" if candidate.draft is None else frontier.label(candidate.draft)
+    return "-" if candidate.draft is None else frontier.draft_label(candidate.draft)
 
 
 def _aligned(names: Sequence[str], widths: Sequence[int]) -> str:
@@ -67,7 +69,7 @@ def _aligned(names: Sequence[str], widths: Sequence[int]) -> str:
 
 def _way(frontier: Frontier, to: Candidate) -> list[str]:
     plain, changes = frontier.baseline, frontier.changes(to)
-    lines = [f"what bought what, up to the fastest with target {frontier.label(to.target)}"]
+    lines = [f"what bought what, up to the fastest with target {frontier.target_label(to.target)}"]
     lines.append(f"  {'plain':8}{plain.backend:24} {plain.tokens_per_s:8.1f} tokens/s")
     for change in changes:
         speed = f"{change.candidate.tokens_per_s:8.1f} tokens/s  {change.ratio:4.2f}×"
@@ -81,8 +83,8 @@ def _way(frontier: Frontier, to: Candidate) -> list[str]:
 def _other_model(frontier: Frontier) -> str:
     fastest, given = frontier.fastest, frontier.targets[0]
     return (
-        f"Beware: {frontier.label(fastest.target)} is another model than {given.label}. Every row gives exactly its"
-        " own target's output, and another quantisation's output has another law."
+        f"Beware: {frontier.target_label(fastest.target)} is another model than {given.label}. Every row gives"
+        " exactly its own target's output, and another quantisation's output has another law."
     )
 
 
@@ -114,6 +116,7 @@ def as_values(frontier: Frontier) -> dict[str, Any]:
             "tokens_per_s": candidate.tokens_per_s,
             "speedup": frontier.speedup(candidate),
             "memory_bytes": candidate.memory_bytes,
+            "worthwhile": frontier.is_worthwhile(candidate),
             "efficient": frontier.is_efficient(candidate),
             "given_target": candidate.target == frontier.targets[0].path,
             "by_kind": dict(candidate.by_kind),
@@ -139,7 +142,7 @@ def save_frontier_picture(path: Path, frontier: Frontier) -> None:
     """Draw speed against memory; raises InvalidOptionError as ``plots.save_panels``."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in frontier.candidates:
-        label = f"{candidate.backend}, {frontier.label(candidate.target)}"
+        label = f"{candidate.backend}, {frontier.target_label(candidate.target)}"
         groups.setdefault(label, []).append(candidate)
     curves = [
         Curve(label, *_points(candidates), style="points", colour=number)

@@ -8,17 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.backend.cut import check_cuttable, write_cut
+from localspec.backend.cut import check_cuttable, open_cut, write_cut
 from localspec.backend.gguf import read_numbers
 from localspec.backend.identity import file_fingerprint
-from localspec.backend.model_header import read_header
+from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.trim import choose_ids, count_tokens
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
-from localspec.errors import PromptError
+from localspec.errors import InvalidOptionError, ModelError, PromptError
 from localspec.locations import cache_dir
+from localspec.reading import read_whole
 from localspec.registry.partial import check_space, store_errors
 
-__all__ = ["TrimmedDraft", "derived_path", "library_text", "prompt_texts", "read_text", "trim"]
+__all__ = [
+    "TrimmedDraft",
+    "check_trim",
+    "derived_path",
+    "is_whole",
+    "library_text",
+    "prompt_texts",
+    "read_text",
+    "trim",
+]
 
 _LIBRARY_CHARACTERS = 3_000_000
 _LIBRARY_SHARE = 4  # of all ids kept, one in so many at most
@@ -57,8 +67,7 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
         UnsupportedModelError: this model cannot be cut.
         StoreError: the file cannot be written.
     """
-    check_cuttable(source)
-    header = read_header(source)
+    header = check_trim(source, keep)
     use = count_tokens(source, [texts, [library_text()]])
     # Of the library its frequent tokens only: the others are its own names, and the lowest ids do better than those.
     use = replace(use, rankings=(use.rankings[0], use.rankings[1][: keep // _LIBRARY_SHARE]))
@@ -66,12 +75,28 @@ def trim(source: Path, *, keep: int, texts: Sequence[str], described: str) -> Tr
     kept = choose_ids(use, keep=keep, vocabulary_size=header.vocabulary_size, token_types=types)
     name = f"{source.stem}-cut{keep}-{hashlib.sha256(kept.tobytes()).hexdigest()[:8]}.gguf"
     path = derived_path(source, name)
-    if not path.exists():
+    if not is_whole(path):
         check_space(path.parent, source.stat().st_size)
         write_cut(source, path, kept, text=described)
     own = set(use.rankings[0])
     found = len(own.intersection(kept.tolist()))
     return TrimmedDraft(path, keep, found, len(own) - found, header.vocabulary_size)
+
+
+def check_trim(source: Path, keep: int) -> ModelHeader:
+    """Return the header of a model that may be cut to ``keep`` ids, as far as that can be told in an instant.
+
+    Raises:
+        InvalidOptionError: ``keep`` is out of range.
+        UnsupportedModelError: this model cannot be cut.
+    """
+    check_cuttable(source)
+    header = read_header(source)
+    if not 1 <= keep < header.vocabulary_size:
+        raise InvalidOptionError(
+            f"{keep:,} of {header.vocabulary_size:,} ids cannot be kept; 32768 is a good start of a large vocabulary"
+        )
+    return header
 
 
 def derived_path(source: Path, name: str) -> Path:
@@ -81,6 +106,15 @@ def derived_path(source: Path, name: str) -> Path:
     with store_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a derived file is there, with all that its header tells of; if not, it has to be made again."""
+    try:
+        open_cut(path)
+    except ModelError:
+        return False
+    return True
 
 
 def prompt_texts(prompts: Sequence[CalibrationPrompt] | None = None) -> list[str]:
@@ -114,7 +148,7 @@ def read_text(path: Path) -> str:
         PromptError: it cannot be read, is not UTF-8, or empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise PromptError(f"cannot read the text in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

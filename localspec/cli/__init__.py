@@ -29,7 +29,7 @@ _COMMANDS = {
     "generate": ("localspec.cli.generate:generate", "Continue one prompt."),
     "chat": ("localspec.cli.chat:chat", "Talk with a model."),
     "batch": ("localspec.cli.batch:batch", "Answer a file of prompts."),
-    "models": ("localspec.cli.models:models", "List, fetch, inspect and remove models."),
+    "models": ("localspec.cli.models:models", "List, fetch, inspect, trim and remove models."),
     "calibrate": ("localspec.cli.calibrate:calibrate", "Measure a pair on this machine and tune to it."),
     "check": ("localspec.cli.check:check", "Check on this machine that a pair's output is exact."),
     "bench": ("localspec.cli.bench:bench", "Time plain and speculative decoding in turn."),

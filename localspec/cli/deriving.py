@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from localspec.errors import InvalidOptionError
 if TYPE_CHECKING:
     from localspec.calibration.trimming import TrimmedDraft
 
-__all__ = ["BUILT_IN_TEXT", "derive", "describe", "register", "transcripts"]
+__all__ = ["BUILT_IN_TEXT", "derive", "describe", "read_recipes", "register", "transcripts"]
 
 _ANSWER_TOKENS = 96
 
@@ -21,41 +21,88 @@ BUILT_IN_TEXT = "calibration"
 """What names the built-in text where a file of the user's own could stand."""
 
 
-def derive(source: Path, recipe: str, *, threads: int | None, prompts: str | None = None) -> Path:
-    """Make a draft by a recipe such as "Q4_0", "cut:32768" or "Q4_0+cut:32768", beside the profiles.
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a draft of another one.
+
+    Attributes:
+        type_names: quantisations, one after the other.
+        keep: ids that the vocabulary is cut to in the end; None leaves it whole.
+    """
+
+    type_names: tuple[str, ...]
+    keep: int | None
+
+
+def read_recipes(text: str) -> tuple[Recipe, ...]:
+    """Read recipes between commas, such as "Q4_0", "cut:32768" and "Q4_0+cut:32768"; each different one once.
+
+    Raises:
+        InvalidOptionError: one of them is none.
+    """
+    return tuple(dict.fromkeys(_read_recipe(part.strip()) for part in text.split(",") if part.strip()))
+
+
+def _read_recipe(text: str) -> Recipe:
+    from localspec.backend.quantize import TYPE_NAMES
+
+    steps = [step.strip().upper() for step in text.split("+")]
+    kind, _, size = steps[-1].partition(":")
+    keep = None
+    if kind == "CUT":
+        if not (size.isdecimal() and len(size) < 10):
+            raise InvalidOptionError(
+                f"--derive has {text!r}, which cuts to no number of ids; use one such as cut:32768"
+            )
+        keep = int(size)
+        del steps[-1]
+    for step in steps:
+        if step.startswith("CUT"):
+            raise InvalidOptionError(
+                f"--derive has {text!r}; what is cut can be changed no more: make that the last step"
+            )
+        if step not in TYPE_NAMES:
+            raise InvalidOptionError(
+                f"--derive has {text!r}, and there is no quantisation {step!r}; choose from {', '.join(TYPE_NAMES)}"
+            )
+    return Recipe(tuple(steps), keep)
+
+
+def derive(source: Path, recipe: Recipe, *, threads: int | None, prompts: str | None = None) -> Path:
+    """Make a draft by a recipe, beside the profiles; return ``source`` itself where it is of that type already.
 
     Args:
         source: of what.
-        recipe: steps, the first one first.
+        recipe: how.
         threads: for quantising.
         prompts: the user's prompts, which a cut keeps the tokens of; by default the built-in ones.
     """
-    for step in recipe.split("+"):
-        kind, _, size = step.strip().upper().partition(":")
-        source = _cut(source, step.strip(), size, prompts) if kind == "CUT" else _quantized(source, kind, threads)
-    return source
+    for type_name in recipe.type_names:
+        source = _quantized(source, type_name, threads)
+    return source if recipe.keep is None else _cut(source, recipe.keep, prompts)
 
 
 def _quantized(source: Path, type_name: str, threads: int | None) -> Path:
+    from localspec.backend.model_header import read_header
     from localspec.backend.quantize import quantize
-    from localspec.calibration.trimming import derived_path
+    from localspec.calibration.trimming import derived_path, is_whole
 
+    if read_header(source).file_type == type_name:
+        return source
     path = derived_path(source, f"{source.stem}-{type_name}.gguf")
-    if not path.exists():
+    if not is_whole(path):
         click.echo(f"making {type_name} of {source.name}", err=True)
         quantize(source, path, type_name, threads=threads)
     return path
 
 
-def _cut(source: Path, step: str, size: str, prompts: str | None) -> Path:
+def _cut(source: Path, keep: int, prompts: str | None) -> Path:
     from localspec.calibration.prompts import read_prompts
     from localspec.calibration.trimming import prompt_texts, trim
 
-    if not size.isdecimal():
-        raise InvalidOptionError(f"{step!r} cuts to no number of ids; use one such as cut:32768")
     texts = prompt_texts(read_prompts(Path(prompts)) if prompts else None)
-    click.echo(f"cutting the vocabulary of {source.name} to {int(size):,} ids", err=True)
-    return trim(source, keep=int(size), texts=texts, described=prompts or BUILT_IN_TEXT).path
+    click.echo(f"cutting the vocabulary of {source.name} to {keep:,} ids", err=True)
+    return trim(source, keep=keep, texts=texts, described=prompts or BUILT_IN_TEXT).path
 
 
 def describe(trimmed: TrimmedDraft) -> str:
@@ -68,24 +115,23 @@ def describe(trimmed: TrimmedDraft) -> str:
     )
 
 
-def register(name: str, path: Path, existing: Sequence[str]) -> Path:
-    """Give a file a name in the user's models.toml, with its hash; return where that is."""
+def register(name: str, path: Path) -> Path:
+    """Give a file a name that ``Registry.check_new`` lets pass in the user's models.toml, with its hash.
+
+    Returns where that is.
+    """
     import hashlib
-    import json
 
     from localspec.registry import config_dir, load
     from localspec.registry.partial import store_errors, write_atomically
 
     file = config_dir() / "models.toml"
-    if name in existing:
-        raise InvalidOptionError(f"there is a model {name!r} already; choose another name")
     with store_errors(path), path.open("rb") as data:
         sha256 = hashlib.file_digest(data, "sha256").hexdigest()
     with store_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         before = file.read_text(encoding="utf-8") if file.exists() else ""
-    # JSON's strings are TOML's.
-    entry = f'[models.{json.dumps(name)}]\nsources = [{{ path = {json.dumps(str(path))} }}]\nsha256 = "{sha256}"\n'
+    entry = f'[models.{_as_toml(name)}]\nsources = [{{ path = {_as_toml(str(path))} }}]\nsha256 = "{sha256}"\n'
     write_atomically(file, f"{before.rstrip()}\n\n{entry}".lstrip())
     try:
         load()
@@ -93,6 +139,19 @@ def register(name: str, path: Path, existing: Sequence[str]) -> Path:
         write_atomically(file, before)
         raise
     return file
+
+
+def _as_toml(text: str) -> str:
+    """Return a TOML string: JSON's, but for the escapes of what is beyond 16 bits, and for DEL."""
+    import json
+
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidOptionError(
+            f"{text!r} is not UTF-8, so that models.toml cannot name it; name the file itself as --draft"
+        ) from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def transcripts(target: str) -> list[str]:

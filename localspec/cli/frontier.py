@@ -13,7 +13,7 @@ import click
 
 from localspec.cli.options import sampling_params
 from localspec.cli.running import progress_bar
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, StoreError
 
 if TYPE_CHECKING:
     from localspec.backend.choice import BackendName
@@ -73,7 +73,7 @@ def search(
         click.echo("interrupted: what was measured so far is compared", err=True)
     for left in measured.left_out:
         click.echo(f"left out with {left.backend}: {left.path.name}: {left.why}", err=True)
-    contract = _save_profiles(measured, frontier, settings, values["threads"], interrupted)
+    contract, unsaved = _save_profiles(measured, frontier, settings, values["threads"], interrupted)
     command = _command(frontier, values)
     if as_json:
         click.echo(json.dumps(contract | _as_values(frontier, measured, command)))
@@ -81,6 +81,8 @@ def search(
         click.echo(f"{render(frontier)}\nTo run it: {command}")
     if plot:
         save_frontier_picture(Path(plot), frontier)
+    if unsaved is not None:
+        raise unsaved  # only now: what took minutes to measure has been said
 
 
 # What takes part
@@ -88,6 +90,8 @@ def search(
 
 def _backends(names: str | None, choice: str) -> list[BackendName]:
     from localspec.backend.choice import BACKENDS, identity_at_hand
+    from localspec.backend.ik_library import find_library
+    from localspec.errors import BackendError
 
     if names is not None:
         from localspec.cli.backends import named_backends
@@ -95,7 +99,13 @@ def _backends(names: str | None, choice: str) -> list[BackendName]:
         return named_backends(names)
     if choice != "auto":
         return [name for name in BACKENDS if name == choice]
-    return [name for name in BACKENDS if identity_at_hand(name) is not None]
+    at_hand = [name for name in BACKENDS if identity_at_hand(name) is not None]
+    if "ik" not in at_hand:
+        try:
+            find_library()
+        except BackendError as error:
+            click.echo(f"left out ik: {error}", err=True)
+    return at_hand
 
 
 def _targets(values: dict[str, Any], others: Sequence[str] | None) -> tuple[ModelFiles, list[Path]]:
@@ -128,25 +138,28 @@ def _model_files(targets: Sequence[Path], drafts: Sequence[Path], context: int) 
     from localspec.backend.model_header import read_header
     from localspec.calibration.frontier import ModelFile
     from localspec.cli.inspection import memory_parts
+    from localspec.loading import check_can_answer
 
     headers = {path: read_header(path) for path in (*targets, *drafts)}
+    for path in targets:
+        check_can_answer(headers[path])
     for path in (*targets[1:], *drafts):
         check_compatible(headers[targets[0]], headers[path])
     origins = {file_fingerprint(path): path for path in drafts}
     found = []
     for paths in (targets, drafts):
         cuts = {path: _cut(path) for path in paths}
-        labels = [_label(headers[path], cut[0] if cut else None) for path, cut in cuts.items()]
+        labels = _distinct({path: _label(headers[path], cut[0] if cut else None) for path, cut in cuts.items()})
         found.append(
             [
                 ModelFile(
                     path=path,
-                    label=label if labels.count(label) == 1 else path.stem,
+                    label=labels[path],
                     memory_bytes=sum(memory_parts(headers[path], context).values()),
                     uncut=origins.get(cut[1]) if cut else None,
                     is_cut=cut is not None,
                 )
-                for label, (path, cut) in zip(labels, cuts.items(), strict=True)
+                for path, cut in cuts.items()
             ]
         )
     return tuple(found)
@@ -165,6 +178,15 @@ def _label(header: ModelHeader, kept: int | None) -> str:
     if kept is None:
         return header.file_type
     return f"{header.file_type} cut:{kept}" if kept % 1024 else f"{header.file_type} cut:{kept // 1024}k"
+
+
+def _distinct(labels: dict[Path, str]) -> dict[Path, str]:
+    """Return the labels; where several files share one their names, and as much of their paths as it takes."""
+    depth = 0
+    while shared := [path for path, label in labels.items() if [*labels.values()].count(label) > 1]:
+        depth += 1
+        labels |= {path: path.stem if depth == 1 else "/".join(path.parts[-depth:]) for path in shared}
+    return labels
 
 
 # Measuring
@@ -239,8 +261,11 @@ def _measure(
 
 def _save_profiles(
     measured: Measurements, frontier: Frontier, settings: CalibrationSettings, threads: int | None, interrupted: bool
-) -> dict[str, Any]:
-    """Keep the profile of every pair that was measured; returns what is printed as JSON about the best one's pair."""
+) -> tuple[dict[str, Any], StoreError | None]:
+    """Keep the profile of every pair that was measured.
+
+    Returns what is printed as JSON about the best one's pair, and why profiles could not be kept.
+    """
     from localspec.calibration.frontier import profiles_of
     from localspec.calibration.profiles import findings_of
     from localspec.cli.calibrate import pair_as_json
@@ -254,11 +279,15 @@ def _save_profiles(
     best = frontier.best
     shown = next((c for c in frontier.candidates if _same_place(c, best) and c.draft), best)
     contract, count = _without_draft(measured, frontier, settings.max_draft_tokens, interrupted), 0
+    unsaved: StoreError | None = None
     for backend, target, draft, profile, agreements in profiles_of(
         measured, frontier.targets, frontier.drafts, key=key, max_draft_tokens=settings.max_draft_tokens
     ):
-        save(profile_directory(), profile)
-        count += 1
+        try:
+            save(profile_directory(), profile)
+            count += 1
+        except StoreError as error:
+            unsaved = error
         if (backend, target, draft) == (best.backend, best.target, best.draft or shown.draft):
             findings = findings_of(
                 profile, agreements, target=target.name, draft=draft.name, temperature=settings.params.temperature
@@ -266,7 +295,7 @@ def _save_profiles(
             contract = pair_as_json(profile, findings, interrupted=interrupted)
     if count:
         click.echo(f"{count} profile{'s' * (count > 1)} written to {profile_directory()}", err=True)
-    return contract
+    return contract, unsaved
 
 
 def _same_place(one: Candidate, other: Candidate) -> bool:

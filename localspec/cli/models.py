@@ -124,12 +124,15 @@ def trim(draft: str, keep: int, sources: tuple[str, ...], target: str | None, na
     It reads every token, and the target still says whatever it wants: only what is drafted for it is limited. Prints
     the path, for --draft.
     """
-    from localspec.calibration.trimming import prompt_texts, read_text
+    from localspec.calibration.trimming import check_trim, prompt_texts, read_text
     from localspec.calibration.trimming import trim as make
     from localspec.cli.deriving import BUILT_IN_TEXT, describe, register, transcripts
 
     registry, store = _open_store()
+    if name is not None:
+        registry.check_new(name)
     source = store.path(registry.resolve(draft), progress=True)
+    check_trim(source, keep)  # before a target answers for minutes
     texts: list[str] = []
     for each in dict.fromkeys(sources or (BUILT_IN_TEXT,)):
         texts += prompt_texts() if each == BUILT_IN_TEXT else [read_text(Path(each))]
@@ -139,7 +142,7 @@ def trim(draft: str, keep: int, sources: tuple[str, ...], target: str | None, na
     trimmed = make(source, keep=keep, texts=texts, described=described)
     click.echo(f"{source.name}: {describe(trimmed)}", err=True)
     if name is not None:
-        click.echo(f"{name}: added to {register(name, trimmed.path, list(registry.models))}", err=True)
+        click.echo(f"{name}: added to {register(name, trimmed.path)}", err=True)
     click.echo(trimmed.path)
 
 

@@ -109,7 +109,8 @@ def why_plain(session: Session, policy: Policy, num_steps: int, *, drafter: Draf
     if isinstance(policy, FixedPolicy) and not (policy.limit or policy.lookup_limit):
         return "γ is 0"
     if session.pair.draft is None or (drafter or session.drafter) == "lookup":
-        return "nothing to copy"
+        rests = isinstance(policy, AdaptivePolicy) and policy.lookup_guard.rests
+        return "copying lost time and rests" if rests else "nothing worth copying"
     if num_steps > _PLAIN_STEPS or not getattr(policy, "worthwhile", True):
         return policy.why_idle if isinstance(policy, AdaptivePolicy) else ""
     return "too short to try"

@@ -32,6 +32,7 @@ from localspec.registry.entries import (
 __all__ = ["Registry", "load"]
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+_NAMES: Final = "a name is lower-case letters, digits, '.', '_' and '-'"
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\.gguf")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _LOCATIONS: Final = (
@@ -81,6 +82,13 @@ class Registry:
         if not isinstance(name_or_path, str) or text.endswith(".gguf") or "/" in text or os.sep in text:
             raise ModelNotFoundError(f"there is no file {path}")
         return self.model(text)
+
+    def check_new(self, name: str) -> None:
+        """Raise InvalidOptionError unless a model can be added under this name."""
+        if not _NAME.fullmatch(name):
+            raise InvalidOptionError(f"{name!r} cannot name a model: {_NAMES}")
+        if name in self.models:
+            raise InvalidOptionError(f"there is a model {name!r} already; choose another name")
 
     def is_verified(self, model: ModelEntry) -> bool:
         """Whether the hash of the file, or of the file it is made from, is known."""
@@ -139,7 +147,7 @@ def load(user_file: Path | None = None) -> Registry:
 
 def _model(name: str, table: _Table) -> ModelEntry:
     if not _NAME.fullmatch(name):
-        table.wrong("a name is lower-case letters, digits, '.', '_' and '-'")
+        table.wrong(_NAMES)
     derived, sources = table.optional_table("derive"), table.table_list("sources")
     if (derived is None) == (not sources):
         table.wrong("give either 'sources' or 'derive'")
@@ -215,7 +223,7 @@ def _check_derivation(entry: ModelEntry, models: Mapping[str, ModelEntry]) -> No
 
 def _pair(name: str, table: _Table, registry: Registry) -> PairEntry:
     if not _NAME.fullmatch(name):
-        table.wrong("a name is lower-case letters, digits, '.', '_' and '-'")
+        table.wrong(_NAMES)
     try:
         target, draft = registry.model(table.text("target")), registry.model(table.text("draft"))
     except ModelNotFoundError as error:

@@ -24,6 +24,7 @@ from localspec.errors import (
     UnsupportedModelError,
 )
 from localspec.loading import check_embeddings, load_models
+from localspec.sampling import SamplingParams, law
 from tests.backend.ggufs import U32, gguf, model, numbers, scalar, strings
 from tests.backend.tiny_models import TOKENS, write_llama, write_mamba
 from tests.backends import open_model
@@ -293,6 +294,35 @@ def test_real_logits_of_kept_ids(smollm2: tuple[NativeModel, NativeModel, np.nda
     assert reads_embeddings(contexts[1])
     for context in contexts:
         context.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=0.8, top_k=40)]
+)
+def test_what_a_cut_costs_on_real_rows(
+    smollm2: tuple[NativeModel, NativeModel, np.ndarray], smollm2_q4_0_path: Path, params: SamplingParams
+) -> None:
+    """α' ≥ α − Σ min(p, q) over the ids cut off, for a target that is another quantisation of the draft."""
+    whole, cut, kept = smollm2
+    target = open_model(smollm2_q4_0_path)
+    contexts = [NativeContext(each, capacity=256, threads=1) for each in (target, whole, cut)]
+    tokens = whole.vocabulary.tokenize(TEXT)
+    rows = [context.decode([Span(0, tokens, len(tokens))]).copy() for context in contexts]
+    ids = contexts[2].kept_ids
+    assert ids is not None
+    outside = np.ones(whole.vocabulary.size, np.bool_)
+    outside[kept] = False
+    lost = []
+    for p_row, q_row, cut_row in zip(*rows, strict=True):
+        p, q = law(p_row, params), law(q_row, params)
+        both = np.minimum(p, q)
+        after = np.minimum(p, ids.make_law(cut_row, params).dense(len(p))).sum()
+        assert after >= both.sum() - both[outside].sum() - 1e-6
+        lost.append(both.sum() - after)
+    assert max(lost) > 0.05, "nothing that matters was cut off"
+    for each in (*contexts, target):
+        each.close()
 
 
 @pytest.mark.model

@@ -25,6 +25,7 @@ class TimedContext(FakeContext):
 
     Attributes:
         log: number of tokens of every pass.
+        ids: that were read.
     """
 
     def __init__(
@@ -35,13 +36,15 @@ class TimedContext(FakeContext):
         capacity: int = 2048,
         noise: float = 0.0,
         seed: int = 0,
+        kept: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(MarkovModel.random(1, 4, order=1), capacity=capacity, chunk=128)
+        super().__init__(MarkovModel.random(1, 4, order=1), capacity=capacity, chunk=128, kept=kept)
         self.clock = clock
         self.seconds = seconds
         self.noise = noise
         self.threads = 1
         self.log: list[int] = []
+        self.ids: set[int] = set()
         self._random = Random(seed)
 
     def set_threads(self, threads: int) -> None:
@@ -50,6 +53,7 @@ class TimedContext(FakeContext):
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:
         (span,) = batch
         self.log.append(len(span.tokens))
+        self.ids |= {*span.tokens}
         seconds = self.seconds(len(span.tokens), self.length(span.sequence), self.threads)
         # Disturbances only ever slow a pass down, some of them a lot.
         slow = self._random.random() * self.noise * (10 if self._random.random() < 0.1 else 1)

@@ -6,6 +6,7 @@ import pytest
 
 from localspec.calibration.costs import PassLoad, Setting, choose_setting, measure_costs, thread_candidates
 from localspec.errors import EvaluationError, InvalidOptionError
+from localspec.tuning import rough_curve
 from tests.calibration.fakes import FakeClock, TimedContext
 from tests.fakes import Failure
 
@@ -43,6 +44,17 @@ def test_the_median_stands_a_disturbed_machine() -> None:
         truth = linear(point.num_tokens, 10, 1)
         assert truth < point.seconds < 1.04 * truth
         assert 0 < point.spread_s < 0.02 * truth
+
+
+def test_a_cut_draft_is_measured_on_ids_that_it_drafts() -> None:
+    """Others it reads by their embeddings, which may take longer: with ik, and one token, twice as long."""
+    clock = FakeClock()
+    context = TimedContext(clock, linear, kept=[1, 3])
+    measure_costs([PassLoad(context, (1, 5), every)], depths=(64,), budget_s=0, clock=clock)
+    assert context.ids == {1, 3}
+    context.ids.clear()
+    rough_curve(context, (1, 2))
+    assert context.ids <= {1, 3}
 
 
 def test_rows_are_those_asked_for() -> None:

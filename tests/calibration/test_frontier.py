@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from localspec.backend.choice import BackendName
 from localspec.calibration.agreement import Observation, ScoredText
 from localspec.calibration.costs import Setting
 from localspec.calibration.frontier import Candidate, Frontier, ModelFile, find_frontier, profiles_of
-from localspec.calibration.frontier_report import as_values, render, save_frontier_picture
+from localspec.calibration.frontier_report import as_values, render, save_frontier_picture, verdict
 from localspec.calibration.search import Began, LeftOut, Measurements, PassesOf, SamplerOf, Written
 from localspec.curves import CostCurve, CostCurves, PassCost
-from localspec.profile import ProfileKey, SamplerCost
+from localspec.profile import WORTHWHILE, ProfileKey, SamplerCost
 from localspec.theory import speedup
 
 GIVEN, OTHER = Path("given.gguf"), Path("other.gguf")
@@ -110,6 +111,29 @@ def test_a_draft_that_loses_is_listed_as_it_is() -> None:
     assert made.best.drafter == "none"
     assert made.speedup(pick(made, "llamacpp", GIVEN, WHOLE, "model")) < 1
     assert made.changes(made.best) == []
+
+
+def test_drafting_is_advised_where_a_profile_would_have_it_done() -> None:
+    found = measurements(backends=["llamacpp"])
+    speeds = []
+    for draft_s, worthwhile in ((0.0185, False), (0.0179, True)):  # a gain of 1.5%, and of 2.3%
+        slow = curves(draft_s, 0.0, (1, 2, 3, 4))
+        for path in ALPHA:
+            found.add(PassesOf("llamacpp", path, slow, slow))
+        found.add(PassesOf("llamacpp", GIVEN, curves(0.030, 0.25)))
+        made = find_frontier(found, TARGETS[:1], DRAFTS[:1], temperature=0.8, max_draft_tokens=8)
+        assert made is not None
+        drafting, plain = (pick(made, "llamacpp", GIVEN, d, how) for d, how in ((WHOLE, "model"), (None, "none")))
+        speeds.append(made.speedup(drafting))
+        assert made.candidates.index(drafting) < made.candidates.index(plain), "speeds are listed as they are"
+        assert made.is_worthwhile(plain)
+        assert made.is_worthwhile(drafting) is worthwhile
+        assert made.is_efficient(drafting) is worthwhile
+        assert made.is_efficient(plain)
+        assert made.best == made.fastest == (drafting if worthwhile else plain)
+        assert as_values(made)["candidates"][made.candidates.index(drafting)]["worthwhile"] is worthwhile
+        assert ("without drafts" in verdict(made)) is not worthwhile
+    assert 1 < speeds[0] < WORTHWHILE <= speeds[1]
 
 
 def test_sorted_and_marked() -> None:
@@ -210,6 +234,8 @@ def test_a_target_may_draft_for_itself() -> None:
     assert made is not None
     assert pick(made, "ik", GIVEN, None, "none").tokens_per_s == pytest.approx(40)
     assert made.speedup(pick(made, "ik", GIVEN, GIVEN, "model")) > 1.5
+    renamed = replace(made, drafts=(*DRAFTS[:2], ModelFile(GIVEN, "given", 1000 << 20)))
+    assert (renamed.target_label(GIVEN), renamed.draft_label(GIVEN)) == ("Q4_K_M", "given")
 
 
 def test_texts_of_other_temperatures_do_not_count() -> None:

@@ -22,6 +22,7 @@ from localspec.cli.options import seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
 from localspec.profile import SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS
+from tests.backend.ggufs import model
 
 KEYS = {
     "best_num_draft_tokens",
@@ -105,6 +106,8 @@ def test_a_small_pair_from_no_profile_to_one(
         ("--max-gamma", "0"),
         ("-t", "-1"),
         ("--show", "--pair", "nothing"),
+        ("--backends", "llamacpp", "--backend", "ik"),
+        ("--frontier", "--backends", "llamacpp", "--backend", "ik"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +130,18 @@ def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("localspec.backend.quantize.quantize", lambda source, path, *_, **__: path.touch())
     made = []
+    (recipe,) = deriving.read_recipes("Q4_0")
     for name in ("one", "other"):
         draft = tmp_path / name / "draft.gguf"
         draft.parent.mkdir()
-        draft.write_text(name)
+        draft.write_bytes(model(["a", name]))
         monkeypatch.setattr("localspec.loading.find_files", lambda *_, file=draft, **__: SimpleNamespace(draft=file))
-        made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, "Q4_0"))
+        made.append(command._derived({"pair": None, "target": "t", "threads": None}, None, recipe))
     assert made[0] != made[1]
     assert all(Path(path).name == "draft-Q4_0.gguf" for path in made)
+    (recipe,) = deriving.read_recipes("Q4_K_M")
+    for named in (None, "the-draft"):  # it is that already, by whatever name
+        assert command._derived({"pair": None, "target": "t", "threads": None}, named, recipe) == named
 
 
 class _Interrupted:
@@ -239,7 +246,7 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
 
     def quantized(source: Path, path: Path, type_name: str, **_: Any) -> None:
         steps.append((source.name, type_name))
-        path.touch()
+        path.write_bytes(model(["a", "b"]))
 
     def trimmed(source: Path, *, keep: int, texts: list[str], described: str) -> Any:
         steps.append((source.name, keep))
@@ -250,9 +257,57 @@ def test_derived_drafts_are_made_step_by_step(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("localspec.backend.quantize.quantize", quantized)
     monkeypatch.setattr("localspec.calibration.trimming.trim", trimmed)
     draft = tmp_path / "draft.gguf"
-    draft.write_text("draft")
-    assert deriving.derive(draft, "q4_0+cut:1024", threads=None).name == "cut.gguf"
-    assert deriving.derive(draft, "CUT:2048", threads=None).name == "cut.gguf"
+    draft.write_bytes(model(["a", "b"]))  # Q4_K_M
+    recipes = deriving.read_recipes(" q4_0+cut:1024, CUT:2048,Q4_0,, q4_0 ")
+    assert [deriving.derive(draft, one, threads=None).name for one in recipes[:2]] == ["cut.gguf", "cut.gguf"]
+    whole = recipes[2]
+    assert len(recipes) == 3
     assert steps == [("draft.gguf", "Q4_0"), ("draft-Q4_0.gguf", 1024), ("draft.gguf", 2048)]
-    with pytest.raises(InvalidOptionError, match="'cut:many' cuts to no number of ids"):
-        deriving.derive(draft, "cut:many", threads=None)
+    made = deriving.derive(draft, whole, threads=None)
+    assert len(steps) == 3, "it is there"
+    made.write_bytes(made.read_bytes()[:50])
+    deriving.derive(draft, whole, threads=None)
+    assert steps[3:] == [("draft.gguf", "Q4_0")], "what was there is damaged"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "cut",
+        "cut:",
+        "cut:many",
+        "cut:-1",
+        "cut:" + 5000 * "9",
+        "Q9",
+        "Q8_0:3",
+        "Q4_0+",
+        "+",
+        "cut:9+Q8_0",
+        "cut:9+cut:8",
+    ],
+)
+def test_recipes_that_make_nothing(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_derived", lambda *_: pytest.fail("something was made before all was read"))
+    with pytest.raises(InvalidOptionError, match="--derive has "):
+        command._drafts({}, ("draft",), f"Q4_0,{recipe}")
+
+
+def test_each_candidate_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_derived", lambda _values, draft, recipe: f"{draft} {recipe.type_names[0]}")
+    assert command._drafts({}, ("a", "b", "a"), "Q4_0,Q8_0,Q4_0") == ["a", "b", "a Q4_0", "a Q8_0"]
+    assert command._drafts({}, (), None) == [None]
+
+
+def test_candidates_are_ranked_by_what_they_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether that pays or not, and whatever plain decoding took in the minute of each."""
+
+    def result(draft: str, *speedups: float) -> Any:
+        agreement = SimpleNamespace(under=lambda _rule: SimpleNamespace(tokens_per_step=()))
+        found = SimpleNamespace(draft=draft, at_temperature=lambda: [agreement], rule="block")
+        found.speedups = lambda _: speedups
+        return SimpleNamespace(), found
+
+    results = [result("gains", 1, 1.1, 1.2), result("hardly", 1, 0.7, 1.01), result("loses", 1, 0.9, 0.8)]
+    assert [command._gain(findings) for _, findings in results] == [1.2, 1.01, 0.9]
+    command._rank(results)
+    assert capsys.readouterr().err.splitlines()[1:-1] == ["  1.20×  gains", "  1.01×  hardly", "  0.90×  loses"]

@@ -15,7 +15,7 @@ from localspec.cli.chat.screen import Screen
 from localspec.cli.chat.speed import MeasuredPolicy, PlainSteps
 from localspec.cli.chat.talk import Interrupts, Settings, Talk
 from localspec.conversation import Conversation
-from localspec.errors import InvalidOptionError
+from localspec.errors import InvalidOptionError, PromptError
 from localspec.policy import FixedPolicy, StepOutcome
 from localspec.sampling import SamplingParams
 from localspec.session import TokenEvent
@@ -262,10 +262,27 @@ def test_the_second_control_c_in_a_row_leaves(capsys):
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
 def test_control_c_at_a_plain_prompt(monkeypatch):
-    def readline():
+    def readline(_limit):
         os.kill(os.getpid(), signal.SIGINT)
         return "never\n"
 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=readline))
     with Interrupts(True).noted(), pytest.raises(KeyboardInterrupt):
         _Lines(prompts=True).read()
+
+
+def test_a_line_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("localspec.cli.chat.prompt.MAX_FILE_BYTES", 8)
+    monkeypatch.setattr("sys.stdin", io.StringIO("1234567\n\n" + 9 * "\0"))
+    reader = _Lines()
+    assert (reader.read(), reader.read()) == ("1234567", "")
+    with pytest.raises(PromptError, match="a line of standard input has more than"):
+        reader.read()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="a device of POSIX")
+def test_a_device_does_not_fill_memory(monkeypatch):
+    with open("/dev/zero", encoding="utf-8") as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        with pytest.raises(PromptError, match="more than 64 MiB"):
+            _Lines().read()

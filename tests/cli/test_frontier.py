@@ -18,7 +18,7 @@ from localspec.calibration.costs import Setting
 from localspec.calibration.search import Began, Message, PassesOf, Progress, SamplerOf, SearchJob, Written
 from localspec.cli import frontier as command
 from localspec.cli import main
-from localspec.errors import BackendError
+from localspec.errors import BackendError, StoreError
 from localspec.profile import SamplerCost, load_all
 from tests.backend.ggufs import U32, gguf, numbers, scalar, string, strings
 from tests.backend.tiny_models import write_llama
@@ -165,6 +165,18 @@ def test_the_report_and_its_command(
     assert "\x1b" not in out
 
 
+def test_files_of_one_kind_go_by_names_that_differ(files: dict[str, Path], tmp_path: Path) -> None:
+    drafts = [files["draft"]]
+    for number, name in enumerate(("a/draft.gguf", "b/draft.gguf", "a/other.gguf"), 1):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        drafts.append(write(tmp_path / name, file_type=2, width=32 * number))
+    _, found = command._model_files([files["target"]], [*drafts, files["cut"]], 512)
+    names = [file.label for file in found]
+    assert names == [f"{tmp_path.name}/draft.gguf", "a/draft.gguf", "b/draft.gguf", "other", "Q4_0 cut:32"]
+    _, found = command._model_files([files["target"]], drafts[3:], 512)
+    assert [file.label for file in found] == ["Q4_0"]
+
+
 def test_without_drafts_copying_is_compared(
     files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +225,20 @@ def test_an_interrupt_keeps_what_there_is(
     assert "too little was measured" in capsys.readouterr().err
 
 
+def test_a_disk_that_is_full_in_the_end_does_not_cost_the_report(
+    files: dict[str, Path], machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> Path:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("localspec.profile.save", full)
+    assert main([*arguments(files, "target", "draft"), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["frontier"]["candidates"]
+    assert captured.err.endswith("localspec: error: the disk is full\n")
+    assert "written to" not in captured.err
+
+
 def test_a_backend_that_fails_is_left_out(
     files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +261,26 @@ def test_backends_can_be_chosen(files: dict[str, Path], machine: Machine) -> Non
     assert [job.backend for job in machine.jobs] == ["llamacpp"]
     assert machine.jobs[0].temperatures == (0.8, 0.0)
     assert 59 < machine.jobs[0].settings.budget_s <= 60
+
+
+def test_a_backend_that_is_not_at_hand_is_said(
+    files: dict[str, Path], machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(files["target"].parent / "cache"))
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", "/no/such/library")
+    monkeypatch.setattr(processes, "run", machine.run)
+    assert main(arguments(files, "target")) == 0
+    assert "left out ik: IK_LLAMA_CPP_LIB_PATH is '/no/such/library'" in capsys.readouterr().err
+    assert [job.backend for job in machine.jobs] == ["llamacpp"]
+
+
+def test_a_target_that_cannot_answer_is_refused_first(
+    files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(files, "target"), "--target", str(files["cut"])]) == 1
+    assert "it can draft, not answer" in capsys.readouterr().err
+    assert not machine.jobs
 
 
 @pytest.mark.parametrize("option", ["--show", "--validate"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from localspec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
     PromptError,
+    UnsupportedModelError,
 )
 from tests.backend.ggufs import U32, model, scalar, string
 from tests.backend.tiny_models import TOKENS as PIECES
@@ -260,12 +263,59 @@ def test_trim_can_give_the_draft_a_name(tiny: Path, home: Path) -> None:
     assert (home / "models.toml").read_text() == before
 
 
+def test_a_name_that_cannot_be_given_is_refused_before_anything_is_made(
+    tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.calibration.trimming.trim", lambda *_, **__: pytest.fail("it was made"))
+    for name in ("big", "Tiny Cut", ""):
+        with pytest.raises(InvalidOptionError):
+            run("trim", str(tiny), "--keep", "270", "--name", name)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names that Windows does not have")
+def test_a_path_that_toml_spells_otherwise_than_json(tiny: Path, home: Path) -> None:
+    odd = tiny.rename(home / '🙂 \x7f\n"é\\.gguf')
+    result = run("trim", str(odd), "--keep", "270", "--name", "odd")
+    assert run("path", "odd").stdout == result.stdout
+    before = (home / "models.toml").read_text()
+    bytes_only = odd.rename(home / os.fsdecode(b"\xff.gguf"))
+    with pytest.raises(InvalidOptionError, match="is not UTF-8, so that"):
+        run("trim", str(bytes_only), "--keep", "270", "--name", "bytes")
+    assert (home / "models.toml").read_text() == before
+
+
+def test_a_damaged_file_is_made_again(tiny: Path, home: Path) -> None:
+    arguments = ("trim", str(tiny), "--keep", "270")
+    path = Path(run(*arguments).stdout.strip())
+    whole = path.read_bytes()
+    for length in (0, 1000, len(whole) - 500):
+        path.write_bytes(whole[:length])
+        assert run(*arguments).stdout.strip() == str(path)
+        assert path.read_bytes() == whole
+    made = path.stat().st_mtime_ns
+    run(*arguments)
+    assert path.stat().st_mtime_ns == made, "a whole one is kept"
+
+
+def test_what_cannot_be_cut_is_refused_before_a_target_answers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = run("trim", str(tiny), "--keep", "270").stdout.strip()
+    monkeypatch.setattr("localspec.cli.deriving.transcripts", lambda _target: pytest.fail("it was asked"))
+    for draft, keep in ((cut, "265"), (str(tiny), "0"), (str(tiny), "287"), (str(tiny), "-1")):
+        with pytest.raises((InvalidOptionError, UnsupportedModelError)):
+            run("trim", draft, "--keep", keep, "--target", "some-model")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (["--keep", "3"], InvalidOptionError, "3 of 287 ids cannot be kept"),
         (["--keep", "287"], InvalidOptionError, "287 of 287 ids cannot be kept"),
-        (["--from", "nowhere.txt"], PromptError, "cannot read the text in nowhere.txt"),
+        (["--keep", "270", "--from", "nowhere.txt"], PromptError, "cannot read the text in nowhere.txt"),
+        (
+            ["--keep", "270", "--from", "/dev/zero"],
+            PromptError,
+            "cannot read the text in /dev/zero",
+        ),  # which does not end
     ],
 )
 def test_trims_that_make_no_sense(tiny: Path, arguments: list[str], error: type[Exception], message: str) -> None:

@@ -23,6 +23,12 @@ def losing():
     return guard
 
 
+def losing_copies():
+    policy = AdaptivePolicy(COSTS, UNCALIBRATED, worthwhile=False, lookup=True)
+    policy.lookup_guard = losing()
+    return policy
+
+
 LOADED = object()
 
 
@@ -32,8 +38,15 @@ LOADED = object()
         (FixedPolicy(0), None, "model", 20, "no draft model"),
         (FixedPolicy(0), LOADED, "auto", 20, "γ is 0"),
         (FixedPolicy(4), LOADED, "auto", 1, "too short to try"),
-        (FixedPolicy(0, 4), None, "lookup", 20, "nothing to copy"),
-        (AdaptivePolicy(COSTS, UNCALIBRATED, worthwhile=False, lookup=True), LOADED, "lookup", 20, "nothing to copy"),
+        (FixedPolicy(0, 4), None, "lookup", 20, "nothing worth copying"),
+        (
+            AdaptivePolicy(COSTS, UNCALIBRATED, worthwhile=False, lookup=True),
+            LOADED,
+            "lookup",
+            20,
+            "nothing worth copying",
+        ),
+        (losing_copies(), None, "lookup", 20, "copying lost time and rests"),
         (AdaptivePolicy(COSTS, UNCALIBRATED), LOADED, "auto", 3, "too short to try"),
         (AdaptivePolicy(COSTS, UNCALIBRATED, worthwhile=False), LOADED, "auto", 3, "says the profile"),
         (AdaptivePolicy(COSTS, UNCALIBRATED, guard=losing()), LOADED, "model", 20, "lost time"),

@@ -117,6 +117,24 @@ def test_what_the_cut_costs_is_bounded(params: SamplingParams) -> None:
     assert max(lost) > 0.05  # it does cost something
 
 
+@pytest.mark.parametrize(
+    ("params", "kept_probs", "others"),
+    [
+        (SamplingParams(top_p=0.63), [0.6, 0.05], [0.01] * 35),
+        (SamplingParams(min_p=0.3), [0.2, *[0.065] * 7], [0.3]),
+    ],
+)
+def test_shares_of_the_whole_may_cost_more(
+    params: SamplingParams, kept_probs: list[float], others: list[float]
+) -> None:
+    """What top-p and min-p keep of q depends on the ids that are gone: for them that bound does not hold."""
+    row = np.log([*kept_probs, *others]).astype(np.float32)
+    kept = KeptIds(np.arange(len(kept_probs)), len(row))
+    q = law(row, params)  # and p is the same
+    cut = kept.make_law(row[: len(kept_probs)], params).dense(len(row))
+    assert np.minimum(q, cut).sum() < q[kept.ids].sum() - 0.05
+
+
 @pytest.mark.parametrize("sparse_target", [False, True])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_step_through_a_cut_draft_has_the_targets_law(rule: str, sparse_target: bool) -> None:

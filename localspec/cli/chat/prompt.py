@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from localspec.errors import PromptError
+from localspec.reading import MAX_FILE_BYTES
+
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
@@ -27,7 +30,11 @@ class LineReader(Protocol):
     """Reads what the user says."""
 
     def read(self) -> str | None:
-        """Return the next message, possibly of several lines; None when the user leaves."""
+        """Return the next message, possibly of several lines; None when the user leaves.
+
+        Raises:
+            PromptError: a line does not end.
+        """
 
 
 def open_reader(interactive: bool) -> LineReader:
@@ -83,7 +90,11 @@ class _Lines:
             signal.signal(signal.SIGINT, previous)
 
     def _line(self) -> str | None:
-        line = sys.stdin.readline()
+        line = sys.stdin.readline(MAX_FILE_BYTES)
+        if len(line) == MAX_FILE_BYTES and line[-1] != "\n":  # as from /dev/zero: memory would fill
+            raise PromptError(
+                f"a line of standard input has more than {MAX_FILE_BYTES >> 20} MiB, more than any context holds"
+            )
         return line.rstrip("\r\n") if line else None
 
 
