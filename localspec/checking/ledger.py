@@ -78,6 +78,8 @@ class Ledger:
             held = self._held[span.sequence]
             own = len(span.tokens) - span.padding
             held += span.tokens[:own]
+            if len(held) > self.capacity:  # the context within may have more room than is said
+                self._complain(f"the {self.name} was given {len(held)} tokens, and holds {self.capacity}")
             self._compare(span.sequence, f"after a pass over {own} tokens")
             start, end = end, end + span.rows
             if self.on_row is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
@@ -242,6 +243,18 @@ def test_wrong_rows_in_the_engine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert {"greedy", "replay"} <= set(failed(run(budget_s=QUICK)))
 
 
+def test_drafts_beyond_the_context_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = engine.Engine._draft_request
+
+    def request(self: Any, g: Any) -> Any:
+        found = original(self, g)
+        limit = min(g.request.policy.limit, g.request.max_tokens - g.stats.tokens - 1)
+        return found and dataclasses.replace(found, limit=limit)
+
+    monkeypatch.setattr(engine.Engine, "_draft_request", request)
+    assert "endings" in failed(run(budget_s=QUICK))
+
+
 def test_tokens_behind_the_end_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Engine, "_emit", _emits_everything)
     assert "endings" in failed(run(budget_s=QUICK))
@@ -300,6 +313,16 @@ def test_a_ledger_finds_a_cache_that_forgot_too_much() -> None:
     ledger.decode([Span(0, [4], 1)])
     assert ledger.take_faults() == ["the target's cache holds 2 tokens after a pass over 1 tokens, and should hold 4"]
     assert ledger.take_faults() == []
+
+
+def test_a_ledger_minds_the_capacity_it_states() -> None:
+    target, _ = contexts()
+    ledger = Ledger(target, "target")
+    ledger.capacity = 2
+    ledger.decode([Span(0, [1, 2], 1)])
+    assert ledger.take_faults() == []
+    ledger.decode([Span(0, [3], 1)])
+    assert ledger.take_faults() == ["the target was given 3 tokens, and holds 2"]
 
 
 def test_the_distance_of_rows() -> None:
