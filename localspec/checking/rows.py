@@ -139,7 +139,7 @@ def reference_law(row: Row, params: SamplingParams, history: Sequence[int]) -> N
     Not by ``make_law``: it is what the replay is tested against.
     """
     values = row.astype(np.float64)
-    for token, count in Counter(history).items():
+    for token, count in Counter(history[-params.penalty_last_n :] if params.penalty_last_n else history).items():
         scale = params.repetition_penalty
         values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
         values[token] -= count * params.frequency_penalty + params.presence_penalty

@@ -198,6 +198,51 @@ def test_random_numbers_that_draft_and_verification_share_are_found(
     assert any("early in the vocabulary" in problem for problem in report.problems), report
 
 
+def test_numbers_that_draw_more_than_one_draft_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one step or of all steps: each draft has its law, and together they do not."""
+    rows = recorded()
+    original = engine.StepNoise
+
+    class Stuck(original):
+        def next(self) -> float:
+            self._index = 0
+            return super().next()
+
+    def stuck(seed: int, position: int, stream: Stream) -> Any:
+        return (Stuck if stream is Stream.DRAFT else original)(seed, position, stream)
+
+    def everywhere(seed: int, position: int, stream: Stream) -> Any:
+        return original(seed, 0 if stream is Stream.DRAFT else position, stream)
+
+    for noise in (stuck, everywhere):
+        monkeypatch.setattr(engine, "StepNoise", noise)
+        report = replay.check_replay(rows, 0.8, rounds(4), seed=0)
+        assert any("as the one before" in problem for problem in report.problems), report
+
+
+@pytest.mark.parametrize(
+    "recent",
+    [lambda self: self._recent.then(self._drafted), lambda self: self._recent.then([])],
+    ids=["rejected tokens count", "drafted tokens do not count"],
+)
+def test_penalties_on_the_wrong_tokens_are_found(recent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = recorded()
+    monkeypatch.setattr(
+        engine._Laws, "__getitem__", lambda self, i: make_law(self._logits[i], self._params, recent(self))
+    )
+    assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
+
+
+def test_a_window_of_penalties_that_grows_with_drafts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = recorded()
+
+    def grown(row: Any, params: SamplingParams, history: Any = ()) -> Any:
+        return make_law(row, dataclasses.replace(params, penalty_last_n=None), history)
+
+    monkeypatch.setattr(engine, "make_law", grown)
+    assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
+
+
 def test_copies_that_count_as_drawn_by_chance_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = lookup.LookupDrafter._one
 
