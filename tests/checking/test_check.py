@@ -13,6 +13,7 @@ import pytest
 
 from localspec import answers, drafters, engine, lookup
 from localspec.backend import Span
+from localspec.calibration.prompts import CalibrationPrompt
 from localspec.checking import endings, replay
 from localspec.checking.findings import Allowance
 from localspec.checking.ledger import Ledger, row_distance
@@ -286,6 +287,23 @@ def test_wrong_rows_in_the_engine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     original = engine._Laws.__getitem__
     monkeypatch.setattr(engine._Laws, "__getitem__", lambda self, i: original(self, max(0, min(i, len(self) - 2))))
     assert {"greedy", "replay"} <= set(failed(run(budget_s=QUICK)))
+
+
+def test_a_prompt_that_is_read_with_a_gap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is read in pieces; most prompts of a check fit a single one."""
+
+    def read(context: Any, sequence: int, tokens: Any, progress: Any = None) -> None:
+        chunk = drafters.chunk_size(context, progress)
+        while (held := context.length(sequence)) < len(tokens):
+            piece = list(tokens[held : held + chunk])
+            context.decode([Span(sequence, [*piece[:-1], piece[0]] if held else piece, 0)])
+
+    monkeypatch.setattr(engine, "read_ahead", read)
+    options: Any = {
+        "prompts": (CalibrationPrompt("letters", "abcdefghij"), CalibrationPrompt("letters", "jihgfedcba"))
+    }
+    checked = check(session_on(*contexts()), dataclasses.replace(settings(budget_s=QUICK), **options))
+    assert "generations" in failed(checked)
 
 
 def test_drafts_beyond_the_context_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
