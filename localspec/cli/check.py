@@ -108,7 +108,7 @@ def _verdict(report: Report) -> str:
         return "Not finished."
     failed = [_TITLES[finding.part] for finding in report.findings if not finding.passed]
     if failed:
-        return f"NOT EXACT on this machine, or damaged: see {', '.join(failed)}."
+        return f"NOT EXACT on this machine, damaged, or not tested: see {', '.join(failed)}."
     return (
         "Exact with respect to the logits evaluated, as far as these tests can see. A sound build fails by chance at"
         f" most once in {1 / report.false_alarm:,.0f} seeds."

@@ -14,7 +14,7 @@ import pytest
 from localspec import answers, drafters, engine, lookup
 from localspec.backend import Span
 from localspec.calibration.prompts import CalibrationPrompt
-from localspec.checking import endings, replay
+from localspec.checking import endings, replay, rollback
 from localspec.checking.findings import Allowance
 from localspec.checking.ledger import Ledger, row_distance
 from localspec.checking.noise import SAME_ROW
@@ -79,6 +79,24 @@ def test_without_a_draft_there_is_nothing_to_check() -> None:
     alone = session_on(target, None)
     with pytest.raises(InvalidOptionError, match="draft"):
         check(alone, settings())
+
+
+@pytest.mark.parametrize("capacity", [10, 14, 20, 40])
+@pytest.mark.parametrize("gamma", [1, 5, 20, 64])
+def test_a_context_is_refused_or_large_enough(capacity: int, gamma: int) -> None:
+    """What is led to its end, or taken back, has room; a sound build does not fail for want of it."""
+    chosen = dataclasses.replace(settings(budget_s=QUICK), num_draft_tokens=gamma)
+    if capacity < 3 + min(gamma + 3, 64) + 8:
+        with pytest.raises(InvalidOptionError, match="larger --ctx, a smaller --gamma"):
+            check(session_on(*contexts(capacity=capacity)), chosen)
+        return
+    with audited(session_on(*contexts(capacity=capacity)), chosen) as subject:
+        allowance = rounds(3)
+        rolled = rollback.check_rollback(subject, subject.texts(), allowance)
+        assert rolled.passed, rolled
+        assert ", 0 times" not in rolled.summary
+        subject.clear()
+        assert endings.check_endings(subject, allowance).passed
 
 
 def test_an_interrupt_gives_what_there_is() -> None:
