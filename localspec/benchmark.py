@@ -112,7 +112,8 @@ class Side:
     Attributes:
         num_draft_tokens: per step; None where the session chose.
         tokens_per_s: after the first token.
-        speedup: over plain decoding of the same prompts, trial by trial.
+        speedup: over plain decoding of the same prompts, trial by trial, after the first token.
+        overall: the same of whole answers, with the reading of the prompt, which the draft has to do as well.
         tokens_per_step: emitted per target pass, over all trials.
         drafted_per_step: on average.
         predicted: the speedup that the pair's profile expects, if there is one.
@@ -121,6 +122,7 @@ class Side:
     num_draft_tokens: int | None
     tokens_per_s: Spread
     speedup: Spread
+    overall: Spread
     tokens_per_step: float
     drafted_per_step: float
     predicted: float | None
@@ -166,6 +168,7 @@ class _Trial:
     tokens: int
     steps: int
     drafted: int
+    overall_per_s: float
 
 
 _Key = tuple[str, float]
@@ -242,6 +245,7 @@ def _run(
 ) -> _Trial:
     kind, temperature = key
     prompts = [prompt.content for prompt in settings.prompts if prompt.kind == kind]
+    session.engine.clear()  # else the first side would read the prompt for the others
     stats = session.generate(
         prompts[trial % len(prompts)],
         replace(settings.params, temperature=temperature),
@@ -250,13 +254,15 @@ def _run(
         seed=trial,
         rule=settings.rule,
     ).stats
-    return _Trial(stats.tokens_per_s, stats.tokens, stats.steps, stats.drafted)
+    overall_per_s = stats.tokens / (stats.prefill_s + stats.wall_s)
+    return _Trial(stats.tokens_per_s, stats.tokens, stats.steps, stats.drafted, overall_per_s)
 
 
 def _cell(
     session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], lengths: Sequence[int | None]
 ) -> Cell:
     plain = [one[0].tokens_per_s for one in timed]
+    plain_overall = [one[0].overall_per_s for one in timed]
     predicted = _predicted(session, key)
 
     def side(length: int | None) -> Side:
@@ -267,6 +273,7 @@ def _cell(
             length,
             Spread.of(speeds),
             ratios(speeds, plain),
+            ratios([trial.overall_per_s for trial in trials], plain_overall),
             sum(trial.tokens for trial in trials) / steps,
             sum(trial.drafted for trial in trials) / steps,
             predicted(length),
