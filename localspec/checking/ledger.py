@@ -196,7 +196,7 @@ def sampled(row: Row) -> Row:
 def row_distance(row: Row, other: Row) -> float:
     """Return the largest difference of two rows of logits, in standard deviations of the first.
 
-    Of two passes over the same tokens it is kernel noise, measured up to 0.26; a row of other tokens differs by 2 and
+    Of two passes over the same tokens it is kernel noise, measured up to 0.27; a row of other tokens differs by 2 and
     more. Tokens that are masked with −inf in both do not count.
     """
     finite = np.isfinite(row) & np.isfinite(other)
