@@ -60,7 +60,8 @@ def check_generations(subject: Subject, allowance: Allowance) -> Finding:
     """
     tally = _Tally()
     settings = subject.settings
-    lengths: tuple[int | None, ...] = (settings.num_draft_tokens, *reversed(settings.lengths), None)
+    # What users run comes early: the budget may end before the last of them.
+    lengths: tuple[int | None, ...] = (settings.num_draft_tokens, None, *settings.lengths)
     number = 0
     while True:
         prompt, tokens = subject.prompts[number % len(subject.prompts)]

@@ -196,6 +196,8 @@ def _encoded(
         raw = False
     except TemplateError:
         texts = [content for content in contents if isinstance(content, str)]
+        if not texts:
+            raise  # conversations cannot do without
         encoded = [(content, tuple(session.encode(content, raw=True))) for content in texts]
         raw = True
     room = min(capacity // 2, capacity - max(settings.lengths) - _BESIDE_DRAFTS)

@@ -14,15 +14,16 @@ import pytest
 from localspec import answers, drafters, engine, lookup
 from localspec.backend import Span
 from localspec.calibration.prompts import CalibrationPrompt
-from localspec.checking import endings, replay, rollback
+from localspec.checking import endings, generations, replay, rollback
 from localspec.checking.findings import Allowance
 from localspec.checking.ledger import Ledger, row_distance
 from localspec.checking.noise import SAME_ROW
 from localspec.checking.rows import RecordedRows
 from localspec.checking.runner import check
 from localspec.checking.subject import audited
-from localspec.errors import InvalidOptionError
+from localspec.errors import InvalidOptionError, TemplateError
 from localspec.sampling import SamplingParams, SparseLaw, Stream, make_law, rules
+from localspec.text import Message
 from tests.checking.sessions import END, PARAMS, contexts, failed, run, settings, shown
 from tests.checking.sessions import session as session_on
 from tests.fakes import FakeContext
@@ -97,6 +98,27 @@ def test_a_context_is_refused_or_large_enough(capacity: int, gamma: int) -> None
         assert ", 0 times" not in rolled.summary
         subject.clear()
         assert endings.check_endings(subject, allowance).passed
+
+
+def test_conversations_need_a_template() -> None:
+    talk = tuple(CalibrationPrompt("talk", (Message("user", text),)) for text in ("abc", "cba"))
+    with pytest.raises(TemplateError):
+        check(session_on(*contexts()), dataclasses.replace(settings(), prompts=talk))
+
+
+def test_what_users_run_is_not_left_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one generation by each rule with the draft length asked for, the session decides itself."""
+    asked: list[int | None] = []
+    checked = session_on(*contexts())
+    original = checked.stream
+    monkeypatch.setattr(
+        checked,
+        "stream",
+        lambda *a, **k: original(*a, **{**k, "num_draft_tokens": asked.append(k["num_draft_tokens"]) or 3}),
+    )
+    with audited(checked, settings()) as subject:
+        assert generations.check_generations(subject, rounds(5)).passed
+    assert asked[:4] == [3, 3, 3, None]
 
 
 def test_an_interrupt_gives_what_there_is() -> None:
