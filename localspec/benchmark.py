@@ -221,7 +221,7 @@ def benchmark(
     if not any(timed.values()):
         raise InvalidOptionError("every answer ended at once, so there is nothing to time; use other --prompts")
     return Timings(
-        tuple(_cell(session, key, rounds, settings.lengths) for key, rounds in timed.items() if rounds),
+        tuple(_cell(session, key, rounds, settings) for key, rounds in timed.items() if rounds),
         tuple(key for key, rounds in timed.items() if not rounds),
         interrupted,
     )
@@ -259,11 +259,11 @@ def _run(
 
 
 def _cell(
-    session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], lengths: Sequence[int | None]
+    session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], settings: BenchmarkSettings
 ) -> Cell:
     plain = [one[0].tokens_per_s for one in timed]
     plain_overall = [one[0].overall_per_s for one in timed]
-    predicted = _predicted(session, key)
+    predicted = _predicted(session, key, settings.rule)
 
     def side(length: int | None) -> Side:
         trials = [one[length] for one in timed]
@@ -279,12 +279,15 @@ def _cell(
             predicted(length),
         )
 
-    return Cell(*key, len(timed), Spread.of(plain), tuple(side(length) for length in lengths))
+    return Cell(*key, len(timed), Spread.of(plain), tuple(side(length) for length in settings.lengths))
 
 
-def _predicted(session: Session, key: _Key) -> Callable[[int | None], float | None]:
-    """Return what gives the profile's prediction for a length: for the kind of text, or else over all kinds."""
-    profile = session.pair.profile.profile
+def _predicted(session: Session, key: _Key, rule: Rule) -> Callable[[int | None], float | None]:
+    """Return what gives the profile's prediction for a length: for the kind of text, or else over all kinds.
+
+    It has none for other rules than the block rule, which accept less.
+    """
+    profile = session.pair.profile.profile if rule == "block" else None
     verdicts = {(v.kind, v.temperature): v.predicted_speedup for v in profile.verdicts} if profile else {}
     speedups = verdicts.get(key) or verdicts.get((POOLED, key[1])) or ()
 

@@ -130,6 +130,8 @@ def test_predictions_stand_beside_what_they_are_about() -> None:
     cold, hot = benchmark(Recording(verdicts=verdicts), settings()).cells  # type: ignore[arg-type]
     assert [side.predicted for side in cold.sides] == [1.4, 1.4]
     assert [side.predicted for side in hot.sides] == [1.0, None]
+    other, _ = benchmark(Recording(verdicts=verdicts), settings(rule="coupled")).cells  # type: ignore[arg-type]
+    assert [side.predicted for side in other.sides] == [None, None]
 
 
 def test_a_budget_ends_after_whole_rounds() -> None:
