@@ -88,6 +88,17 @@ def test_lines_and_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     assert (record["passed"], record["findings"][1]["problems"]) == (False, ["token 3"])
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lines_fit_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _print(GOOD)
+    _print(BAD)
+    lengths = [len(line) for line in capsys.readouterr().out.splitlines()]
+    assert min(columns, 100) - 20 < max(lengths) <= min(columns, 100)
+
+
 @pytest.mark.model
 def test_a_small_pair(smollm2_path: Path, smollm2_q4_0_path: Path, tmp_path: Path) -> None:
     pair = ("--target", smollm2_path, "--draft", smollm2_q4_0_path, "--ctx", "512", "--threads", "1")
