@@ -209,12 +209,7 @@ def _context(
 
 
 def max_parallel(pair: LoadedPair, limit: int) -> int:
-    """Return how many sequences, at most ``limit``, leave half of what memory is free to others.
-
-    One, if several would be evaluated one after the other.
-    """
-    if not pair.target.shares_passes:
-        return 1
+    """Return how many sequences, at most ``limit``, leave half of what memory is free to others."""
     headers = [header for header in (pair.target_header, pair.draft_header) if header is not None]
     each = sum(header.cache_bytes(pair.target.capacity) for header in headers)
     more = psutil.virtual_memory().available // 2 // each if each else limit

@@ -117,8 +117,6 @@ class FakeContext:
         kept: ids that it has logits for, by default all.
     """
 
-    shares_passes = True
-
     def __init__(
         self,
         model: MarkovModel,

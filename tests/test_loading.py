@@ -38,7 +38,6 @@ class Context:
 
     open: ClassVar[set[Context]] = set()
     fails_at: ClassVar[int | None] = None
-    shares_passes = True
 
     def __init__(self, model: Any, *, capacity: int, num_sequences: int = 1, **_options: Any) -> None:
         if num_sequences == Context.fails_at and model == "draft":
@@ -80,14 +79,6 @@ def test_no_room_for_more_sequences(narrow: LoadedPair, monkeypatch: pytest.Monk
 def test_sequences_take_half_of_what_is_free(narrow: LoadedPair) -> None:
     assert max_parallel(narrow, 16) == 1 + 8_000 // 1_000
     assert max_parallel(narrow, 4) == 4
-
-
-def test_where_sequences_are_evaluated_one_after_the_other_one_runs(
-    narrow: LoadedPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Context, "shares_passes", False)
-    assert max_parallel(narrow, 16) == 1
-    assert max_parallel(widened(narrow, 4), 16) == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 65, True, 2.0, "4"])

@@ -50,14 +50,12 @@ class Binding(Protocol):
         newer: what may know a kind of model that it does not know.
         batch_type: its ``llama_batch``, a ctypes structure.
         max_pass: the most tokens to evaluate in one pass.
-        shares_passes: whether tokens of several sequences go through the weights together.
     """
 
     name: str
     newer: str
     batch_type: Any
     max_pass: int
-    shares_passes: bool
 
     def build(self) -> str:
         """Return its version and what it was compiled for, in one line."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from localspec.backend.binding import Binding, ContextSettings, claim_process, on_log
-from localspec.backend.ik_layout import Batch, ContextParams, ModelParams, check_layout
+from localspec.backend.ik_layout import Batch, CacheView, ContextParams, ModelParams, check_layout
 from localspec.backend.ik_library import find_library, library_identity
 from localspec.backend.native import NativeContext as IkContext
 from localspec.backend.native import NativeModel
@@ -37,9 +35,14 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_free_model": (None, (c_void_p,)),
     "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
+    "llama_kv_cache_defrag": (None, (c_void_p,)),
+    "llama_kv_cache_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
     "llama_kv_cache_seq_pos_max": (c_int32, (c_void_p, c_int32)),
     "llama_kv_cache_seq_pos_min": (c_int32, (c_void_p, c_int32)),
     "llama_kv_cache_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
+    "llama_kv_cache_update": (c_int32, (c_void_p,)),
+    "llama_kv_cache_view_free": (None, (POINTER(CacheView),)),
+    "llama_kv_cache_view_update": (None, (c_void_p, POINTER(CacheView))),
     "llama_log_set": (None, (_Log, c_void_p)),
     "llama_model_default_params": (ModelParams, ()),
     "llama_model_has_recurrent": (c_bool, (c_void_p,)),
@@ -90,7 +93,6 @@ class _Binding:
     # From 32 tokens on it recodes weights to 8 bits for the pass, and rows are no longer those of shorter passes:
     # with Q4_1 they were measured to differ by two thirds of their standard deviation.
     max_pass = 31
-    shares_passes = False  # see ``_Contexts``
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,145 +151,118 @@ class _Binding:
 
     def new_context(self, model: Any, settings: ContextSettings) -> Any:
         params = self._native.llama_context_default_params()
-        params.n_ctx = settings.capacity // settings.num_sequences
-        params.n_seq_max = 1
+        params.n_ctx = settings.capacity
+        params.n_seq_max = settings.num_sequences
         params.n_batch = params.n_ubatch = settings.max_pass
         params.n_threads = params.n_threads_batch = settings.threads
-        params.flash_attn = settings.flash_attention != "off"
-        contexts: list[Any] = []
-        for _ in range(settings.num_sequences):
-            context = self._native.llama_init_from_model(model, params)
-            if not context:
-                self._free(contexts)
-                return None
-            contexts.append(context)
-        return _Contexts(
-            contexts, settings.max_pass, self.num_tokens(model), int(self._native.llama_model_n_embd(model))
-        )
+        # A token of one sequence may find nothing but others' tokens in a stretch of the cache, and then its flash
+        # attention aborts the process.
+        params.flash_attn = settings.flash_attention != "off" and settings.num_sequences == 1
+        pointer = self._native.llama_init_from_model(model, params)
+        if not pointer:
+            return None
+        context = _Context(pointer, settings.num_sequences, int(self._native.llama_model_n_embd(model)))
+        if not 0 < settings.capacity <= self._free_room(context) == context.view.n_cells:
+            raise BackendError(
+                f"{self._path} does not tell of its cache what is expected; build it with scripts/build_ik.py"
+            )
+        return context
 
-    def free_context(self, context: _Contexts) -> None:
-        self._free(context.each)
+    def free_context(self, context: _Context) -> None:
+        self._native.llama_kv_cache_view_free(context.view)
+        self._native.llama_free(context.pointer)
 
-    def _free(self, contexts: list[Any]) -> None:
-        for context in contexts:
-            self._native.llama_free(context)
+    def set_threads(self, context: _Context, threads: int) -> None:
+        self._native.llama_set_n_threads(context.pointer, threads, threads)
 
-    def set_threads(self, context: _Contexts, threads: int) -> None:
-        for one in context.each:
-            self._native.llama_set_n_threads(one, threads, threads)
-
-    def length(self, context: _Contexts, sequence: int) -> int:
-        one = context.each[sequence]
-        if self._native.llama_kv_cache_seq_pos_min(one, 0) < 0:
+    def length(self, context: _Context, sequence: int) -> int:
+        if self._native.llama_kv_cache_seq_pos_min(context.pointer, sequence) < 0:
             return 0  # of an empty sequence the greatest position is said to be 0
-        return int(self._native.llama_kv_cache_seq_pos_max(one, 0)) + 1
+        return int(self._native.llama_kv_cache_seq_pos_max(context.pointer, sequence)) + 1
 
-    def truncate(self, context: _Contexts, sequence: int, length: int) -> bool:
-        return bool(self._native.llama_kv_cache_seq_rm(context.each[sequence], 0, length, -1))
+    def truncate(self, context: _Context, sequence: int, length: int) -> bool:
+        context.has_holes = context.num_sequences > 1
+        return bool(self._native.llama_kv_cache_seq_rm(context.pointer, sequence, length, -1))
 
-    def copy(self, context: _Contexts, source: int, sequence: int, length: int) -> bool:
-        return False  # each has a cache of its own
+    def copy(self, context: _Context, source: int, sequence: int, length: int) -> bool:
+        self._native.llama_kv_cache_seq_cp(context.pointer, source, sequence, 0, length)
+        return True
 
-    def decode(self, context: _Contexts, batch: Any) -> int:
-        num_rows, done = 0, list[tuple[int, int]]()
-        context.address = None
-        parts = _by_sequence(batch, context.width) if len(context.each) > 1 else [(batch, 0)]
-        for part, sequence in parts:
-            one = context.each[sequence]
-            done.append((sequence, part.pos[0]))
-            code = self._decode_one_sequence(one, part, context.width)
-            if code != 0:  # the tokens may have their places in the cache by then
-                for touched, start in done:
-                    self.truncate(context, touched, start)
-                return code
-            if part.n_tokens == batch.n_tokens:
-                context.address = self._native.llama_get_logits(one)
-            else:
-                num_rows += self._keep_rows(context, one, part, num_rows)
-        if context.address is None:
-            context.address = context.rows.ctypes.data
-        return 0 if done else -1
-
-    def _decode_one_sequence(self, one: Any, part: Any, width: int) -> int:
-        """Decode tokens of one sequence.
+    def decode(self, context: _Context, batch: Any) -> int:
+        """Decode a batch.
 
         The library crashes where a pass is one token given as an embedding; twice the same one goes well, and the
         second is forgotten.
         """
-        if part.token or part.n_tokens != 1:
-            return int(self._native.llama_decode(one, part))
-        position = part.pos[0]
+        self._close_holes(context)
+        if batch.token or batch.n_tokens != 1:
+            return self._decode(context, batch)
+        position, sequence = batch.pos[0], batch.seq_id[0][0]
         twice = Batch(
             n_tokens=2,
-            embd=(c_float * (2 * width))(*part.embd[:width], *part.embd[:width]),
+            embd=(c_float * (2 * context.width))(*batch.embd[: context.width], *batch.embd[: context.width]),
             pos=(c_int32 * 2)(position, position + 1),
             n_seq_id=(c_int32 * 2)(1, 1),
-            seq_id=_ZEROS,
-            logits=(ctypes.c_int8 * 2)(part.logits[0], 0),
+            seq_id=(_Ids * 2)(batch.seq_id[0], batch.seq_id[0]),
+            logits=(ctypes.c_int8 * 2)(batch.logits[0], 0),
         )
-        code = int(self._native.llama_decode(one, twice))
+        code = self._decode(context, twice)
         if code == 0:
-            self._native.llama_kv_cache_seq_rm(one, 0, position + 1, -1)
+            self.truncate(context, sequence, position + 1)
         return code
 
-    def _keep_rows(self, context: _Contexts, one: Any, part: Any, at: int) -> int:
-        """Copy the rows of a part behind those of the parts before it; returns their number."""
-        num_rows = sum(1 for i in range(part.n_tokens) if part.logits[i])
-        if num_rows:
-            target = context.rows[at : at + num_rows]
-            ctypes.memmove(target.ctypes.data, self._native.llama_get_logits(one), target.nbytes)
-        return num_rows
+    def _decode(self, context: _Context, batch: Any) -> int:
+        code = int(self._native.llama_decode(context.pointer, batch))
+        if code != 0:  # the tokens may have their places in the cache by then
+            for i in range(batch.n_tokens):
+                if self.length(context, sequence := batch.seq_id[i][0]) > batch.pos[i]:
+                    self.truncate(context, sequence, batch.pos[i])
+        return code
 
-    def logits_address(self, context: _Contexts) -> int | None:
-        return context.address
+    def _close_holes(self, context: _Context) -> None:
+        """Move what the cache holds to its beginning.
+
+        A sequence that is rolled back, or ends, leaves holes between the others' tokens. The library looks for the
+        end of what it holds at every 32nd place (with flash attention every 256th), and where a hole is there, what
+        lies beyond is not attended to. One call moves a limited number of runs of tokens.
+        """
+        for _ in range(context.view.n_cells if context.has_holes else 0):
+            free = self._free_room(context)
+            if free == context.view.n_cells - context.view.used_cells:
+                break
+            self._native.llama_kv_cache_defrag(context.pointer)
+            self._native.llama_kv_cache_update(context.pointer)
+        context.has_holes = False
+
+    def _free_room(self, context: _Context) -> int:
+        """Return how many places there are behind the last token that the cache holds; 0 where holes are larger."""
+        view = context.view
+        self._native.llama_kv_cache_view_update(context.pointer, view)
+        at_end = view.max_contiguous_idx + view.max_contiguous == view.n_cells
+        return int(view.max_contiguous) if at_end else 0
+
+    def logits_address(self, context: _Context) -> int | None:
+        address: int | None = self._native.llama_get_logits(context.pointer)
+        return address
 
 
-class _Contexts:
-    """A native context for each sequence.
+class _Context:
+    """A native context, and what is to be known of it.
 
-    In one for all, a sequence that is rolled back leaves a hole between the others' tokens. The library then takes
-    too little of the cache for its end (``llama_kv_cache_cell_max`` looks at every 32nd place only), and what lies
-    beyond is not attended to.
+    Attributes:
+        pointer: the native handle.
+        num_sequences: it was made for.
+        width: of an embedding.
+        has_holes: there may be room between the tokens that the cache holds.
+        view: what the library tells of its cache.
     """
 
-    def __init__(self, each: list[Any], max_rows: int, vocabulary_size: int, width: int) -> None:
-        self.each = each
-        self.width = width  # of an embedding
-        self.rows = np.empty((max_rows if len(each) > 1 else 0, vocabulary_size), np.float32)
-        self.address: int | None = None
-
-
-_ZERO = c_int32(0)
-_ZEROS = (POINTER(c_int32) * 512)(*[ctypes.pointer(_ZERO)] * 512)
-
-
-def _by_sequence(batch: Any, width: int) -> Iterator[tuple[Any, int]]:
-    """Cut a batch where the sequence changes; each part is of sequence 0, and comes with its real number."""
-    start = 0
-    while start < batch.n_tokens:
-        sequence = batch.seq_id[start][0]
-        end = start + 1
-        while end < batch.n_tokens and batch.seq_id[end][0] == sequence:
-            end += 1
-        part = Batch(
-            n_tokens=end - start,
-            token=_from(batch.token, start),
-            embd=_from(batch.embd, start * width),
-            pos=_from(batch.pos, start),
-            n_seq_id=_from(batch.n_seq_id, start),
-            seq_id=_ZEROS,
-            logits=_from(batch.logits, start),
-        )
-        yield part, sequence
-        start = end
-
-
-def _from(array: Any, start: int) -> Any:
-    """Return a C array from its element ``start`` on; NULL of NULL."""
-    if not array:
-        return None
-    size = ctypes.sizeof(array._type_)
-    return ctypes.cast(ctypes.addressof(array.contents) + start * size, type(array))
+    def __init__(self, pointer: Any, num_sequences: int, width: int) -> None:
+        self.pointer = pointer
+        self.num_sequences = num_sequences
+        self.width = width
+        self.has_holes = False
+        self.view = CacheView(n_seq_max=1)
 
 
 BINDING: Binding = _Binding(find_library())

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from localspec.errors import BackendError
 
-__all__ = ["PACKAGE_VERSION", "Batch", "ContextParams", "ModelParams", "check_layout"]
+__all__ = ["PACKAGE_VERSION", "Batch", "CacheView", "ContextParams", "ModelParams", "check_layout"]
 
 PACKAGE_VERSION: Final = "0.1.5"
 """Of the package ``ik-llama-cpp-python`` whose ik_llama.cpp has these structures."""
@@ -158,6 +158,24 @@ class Batch(ctypes.Structure):
         ("all_pos_0", c_int32),
         ("all_pos_1", c_int32),
         ("all_seq_id", c_int32),
+    ]
+
+
+class CacheView(ctypes.Structure):
+    """``llama_kv_cache_view``: what the library tells of its cache. Its arrays are the library's to allocate.
+
+    ``max_contiguous`` places from ``max_contiguous_idx`` on are the longest run of free ones.
+    """
+
+    _fields_ = [
+        ("n_cells", c_int32),
+        ("n_seq_max", c_int32),
+        ("token_count", c_int32),
+        ("used_cells", c_int32),
+        ("max_contiguous", c_int32),
+        ("max_contiguous_idx", c_int32),
+        ("cells", c_void_p),
+        ("cells_sequences", c_void_p),
     ]
 
 

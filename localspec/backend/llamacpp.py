@@ -28,7 +28,6 @@ class _Binding:
     newer = "a newer llama-cpp-python"
     batch_type = native.llama_batch
     max_pass = 128  # more are no faster on a CPU and delay an interrupt
-    shares_passes = True
 
     def build(self) -> str:
         features = native.llama_print_system_info().decode(errors="replace")

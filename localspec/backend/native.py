@@ -150,11 +150,6 @@ class NativeContext:
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.close = weakref.finalize(self, self._binding.free_context, pointer)
 
-    @property
-    def shares_passes(self) -> bool:
-        """Whether tokens of several sequences go through the weights together."""
-        return self._binding.shares_passes
-
     def set_threads(self, threads: int) -> None:
         """Use so many threads from the next pass on.
 
@@ -206,7 +201,7 @@ class NativeContext:
             self.truncate(sequence, 0)
             raise RollbackError(
                 f"the cache of {self.model.path.name} cannot share the first {length} tokens of a sequence (recurrent"
-                " or hybrid model, or one cache for each sequence as with ik_llama.cpp)"
+                " or hybrid model)"
             )
 
     def decode(self, batch: Sequence[Span]) -> NDArray[np.float32]:

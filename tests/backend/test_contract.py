@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from localspec.backend import Span, can_roll_back
+from localspec.backend.context import FlashAttention
 from localspec.backend.native import NativeContext, NativeModel
 from localspec.backend.quantize import quantize
 from localspec.backend.vocabulary import Vocabulary
 from localspec.drafters import read_ahead
-from localspec.errors import EvaluationError, OutOfMemoryError, PromptError, RollbackError
+from localspec.errors import EvaluationError, OutOfMemoryError, PromptError
 from tests.backends import close, open_model
 
 LONG = 150
@@ -141,11 +143,6 @@ def test_a_copied_prefix_is_as_one_that_was_read(context: NativeContext, text: l
     context.decode([Span(0, text[:20], 0)])
     expected = context.decode([Span(0, text[20:24], 4)]).copy()
     context.decode([Span(1, text[30:40], 0)])  # what the sequence held before is gone
-    if not context.shares_passes:
-        with pytest.raises(RollbackError, match="cannot share the first 20 tokens"):
-            context.copy(0, 1, 20)
-        assert [context.length(sequence) for sequence in range(3)] == [24, 0, 0]
-        return
     context.copy(0, 1, 20)
     context.copy(0, 2, 7)
     assert [context.length(sequence) for sequence in range(3)] == [24, 20, 7]
@@ -156,6 +153,34 @@ def test_a_copied_prefix_is_as_one_that_was_read(context: NativeContext, text: l
     assert close(context.decode([Span(1, text[20:24], 4)]), expected)
     context.copy(1, 0, 0)
     assert context.length(0) == 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("flash_attention", ["off", "on"])
+def test_holes_of_sequences_that_went_back_hide_nothing(
+    smollm2: NativeModel, text: list[int], flash_attention: FlashAttention
+) -> None:
+    """Sequences grow by turns, go back and end, so that what they hold lies scattered between free places."""
+    context = NativeContext(smollm2, capacity=120, num_sequences=4, threads=1, flash_attention=flash_attention)
+    chance, held, rows = random.Random(3), [0, 0, 0, 0], []
+    for _turn in range(40):
+        spans = []
+        for sequence in range(4):
+            if held[sequence] > 90 or chance.random() < 0.05:
+                context.truncate(sequence, 0)
+                held[sequence] = 0
+            count = chance.randint(1, 4) if held[sequence] else 30
+            spans.append(Span(sequence, text[held[sequence] : held[sequence] + count], 1))
+            held[sequence] += count
+        rows = [(length, row) for length, row in zip(held, context.decode(spans).copy(), strict=True)]
+        for sequence in range(4):
+            held[sequence] -= chance.randint(0, 3)
+            context.truncate(sequence, held[sequence])
+        assert [context.recount(sequence) for sequence in range(4)] == held
+    alone = NativeContext(smollm2, capacity=120, threads=1)
+    for length, row in rows:
+        alone.truncate(0, 0)
+        assert close(row[None], alone.decode([Span(0, text[:length], 1)])), length
 
 
 @pytest.mark.model
