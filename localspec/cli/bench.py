@@ -83,7 +83,7 @@ def bench(
     params = sampling_params(dict(values))
     settings = BenchmarkSettings(
         params=params,
-        temperatures=_numbers(temperatures) if temperatures else (0.0,),
+        temperatures=(0.0,) if temperatures is None else _numbers(temperatures),
         lengths=_lengths(lengths),
         prompts=_prompts(prompts, kinds),
         max_tokens=max_tokens,
@@ -91,13 +91,13 @@ def bench(
         budget_s=seconds(budget),
         rule=rule,
     )
-    if plot:
+    if plot is not None:
         from localspec.plots import check_picture_path
 
         check_picture_path(Path(plot))  # before minutes of measuring
     with open_session(dict(model, no_draft=False)) as session:
         chosen = sampling_params(values, session.default_params)
-        if not temperatures:
+        if temperatures is None:
             settings = replace(settings, temperatures=tuple(dict.fromkeys((0.0, chosen.temperature))))
         try:
             with progress_bar() as progress:
@@ -113,7 +113,7 @@ def bench(
     else:
         for line in table(timings.cells):
             click.echo(line)
-    if plot:
+    if plot is not None:
         _save_picture(Path(plot), timings.cells, f"{subject['target']}\ndraft {subject['draft']}")
     if timings.interrupted:
         say("interrupted: these are the trials so far")
@@ -140,9 +140,10 @@ def _lengths(text: str) -> tuple[int | None, ...]:
 def _prompts(name: str | None, kinds: str | None) -> Any:
     from localspec.calibration.prompts import built_in_prompts, read_prompts
 
-    prompts = read_prompts(Path(name)) if name else built_in_prompts()
+    prompts = read_prompts(Path(name)) if name is not None else built_in_prompts()
     known = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    wanted = [kind.strip() for kind in kinds.split(",")] if kinds else known if name else list(_KINDS)
+    usual = list(_KINDS) if name is None else known
+    wanted = usual if kinds is None else [kind.strip() for kind in kinds.split(",")]
     if unknown := [kind for kind in wanted if kind not in known]:
         raise InvalidOptionError(f"there are no prompts of kind {unknown[0]!r}; use some of {', '.join(known)}")
     return tuple(prompt for prompt in prompts if prompt.kind in wanted)
