@@ -190,8 +190,9 @@ def sides(
     if peers["node"]:
         # By default a step takes what the draft has ready, and waits for nothing.
         waiting = f"{NODE}, draft, waiting for {SERVER_DEFAULT_LENGTH}"
-        drafting: dict[str, int | None] = {f"{NODE}, draft": 0, waiting: SERVER_DEFAULT_LENGTH}
-        for name, least in (drafting if quick else {f"{NODE}, plain": None, **drafting}).items():
+        drafting: dict[str, int | None] = {} if quick else {f"{NODE}, plain": None}
+        drafting |= {f"{NODE}, draft": 0, waiting: SERVER_DEFAULT_LENGTH}
+        for name, least in drafting.items():
             start = partial(launcher.node, peers["node"], peers["node_folder"], least_drafted=least)
             found.append(Side(start, [Setting(name)]))
     return found
