@@ -112,7 +112,8 @@ class Side:
     Attributes:
         num_draft_tokens: per step; None where the session chose.
         tokens_per_s: after the first token.
-        speedup: over plain decoding of the same prompts, trial by trial.
+        speedup: over plain decoding of the same prompts, trial by trial, after the first token.
+        overall: the same of whole answers, with the reading of the prompt, which the draft has to do as well.
         tokens_per_step: emitted per target pass, over all trials.
         drafted_per_step: on average.
         predicted: the speedup that the pair's profile expects, if there is one.
@@ -121,6 +122,7 @@ class Side:
     num_draft_tokens: int | None
     tokens_per_s: Spread
     speedup: Spread
+    overall: Spread
     tokens_per_step: float
     drafted_per_step: float
     predicted: float | None
@@ -166,6 +168,7 @@ class _Trial:
     tokens: int
     steps: int
     drafted: int
+    overall_per_s: float
 
 
 _Key = tuple[str, float]
@@ -218,7 +221,7 @@ def benchmark(
     if not any(timed.values()):
         raise InvalidOptionError("every answer ended at once, so there is nothing to time; use other --prompts")
     return Timings(
-        tuple(_cell(session, key, rounds, settings.lengths) for key, rounds in timed.items() if rounds),
+        tuple(_cell(session, key, rounds, settings) for key, rounds in timed.items() if rounds),
         tuple(key for key, rounds in timed.items() if not rounds),
         interrupted,
     )
@@ -242,6 +245,7 @@ def _run(
 ) -> _Trial:
     kind, temperature = key
     prompts = [prompt.content for prompt in settings.prompts if prompt.kind == kind]
+    session.engine.clear()  # else the first side would read the prompt for the others
     stats = session.generate(
         prompts[trial % len(prompts)],
         replace(settings.params, temperature=temperature),
@@ -250,14 +254,16 @@ def _run(
         seed=trial,
         rule=settings.rule,
     ).stats
-    return _Trial(stats.tokens_per_s, stats.tokens, stats.steps, stats.drafted)
+    overall_per_s = stats.tokens / (stats.prefill_s + stats.wall_s)
+    return _Trial(stats.tokens_per_s, stats.tokens, stats.steps, stats.drafted, overall_per_s)
 
 
 def _cell(
-    session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], lengths: Sequence[int | None]
+    session: Session, key: _Key, timed: Sequence[dict[int | None, _Trial]], settings: BenchmarkSettings
 ) -> Cell:
     plain = [one[0].tokens_per_s for one in timed]
-    predicted = _predicted(session, key)
+    plain_overall = [one[0].overall_per_s for one in timed]
+    predicted = _predicted(session, key, settings.rule)
 
     def side(length: int | None) -> Side:
         trials = [one[length] for one in timed]
@@ -267,17 +273,21 @@ def _cell(
             length,
             Spread.of(speeds),
             ratios(speeds, plain),
+            ratios([trial.overall_per_s for trial in trials], plain_overall),
             sum(trial.tokens for trial in trials) / steps,
             sum(trial.drafted for trial in trials) / steps,
             predicted(length),
         )
 
-    return Cell(*key, len(timed), Spread.of(plain), tuple(side(length) for length in lengths))
+    return Cell(*key, len(timed), Spread.of(plain), tuple(side(length) for length in settings.lengths))
 
 
-def _predicted(session: Session, key: _Key) -> Callable[[int | None], float | None]:
-    """Return what gives the profile's prediction for a length: for the kind of text, or else over all kinds."""
-    profile = session.pair.profile.profile
+def _predicted(session: Session, key: _Key, rule: Rule) -> Callable[[int | None], float | None]:
+    """Return what gives the profile's prediction for a length: for the kind of text, or else over all kinds.
+
+    It has none for other rules than the block rule, which accept less.
+    """
+    profile = session.pair.profile.profile if rule == "block" else None
     verdicts = {(v.kind, v.temperature): v.predicted_speedup for v in profile.verdicts} if profile else {}
     speedups = verdicts.get(key) or verdicts.get((POOLED, key[1])) or ()
 

@@ -1,6 +1,6 @@
 // node-llama-cpp as a process: the protocol of _peer_worker.py. Run in the directory that holds node_modules.
 //
-//     node scripts/_peer_worker.mjs THREADS CONTEXT TARGET [DRAFT]
+//     node scripts/_peer_worker.mjs THREADS CONTEXT TARGET [DRAFT LEAST_DRAFTED]
 
 import {createRequire} from "node:module";
 import {pathToFileURL} from "node:url";
@@ -10,7 +10,7 @@ import {createInterface} from "node:readline";
 const require = createRequire(process.cwd() + "/");
 const library = await import(pathToFileURL(require.resolve("node-llama-cpp")).href);
 
-const [threadsText, contextText, target, draft] = process.argv.slice(2);
+const [threadsText, contextText, target, draft, leastDrafted] = process.argv.slice(2);
 const threads = Number(threadsText), contextSize = Number(contextText);
 
 const llama = await library.getLlama({gpu: false, build: "never", maxThreads: threads, logLevel: "error"});
@@ -24,7 +24,7 @@ async function sequenceOf(modelPath, options) {
 let tokenPredictor, draftSequence;
 if (draft != null) {
     [, draftSequence] = await sequenceOf(draft);
-    tokenPredictor = new library.DraftSequenceTokenPredictor(draftSequence);
+    tokenPredictor = new library.DraftSequenceTokenPredictor(draftSequence, {minTokens: Number(leastDrafted)});
 }
 const [model, sequence] = await sequenceOf(target, {tokenPredictor});
 

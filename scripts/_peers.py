@@ -297,15 +297,22 @@ class Launcher:
         ]
         return Worker(command)
 
-    def node(self, program: str, folder: str, *, speculative: bool) -> Worker:
-        """Return node-llama-cpp, plain or with its DraftSequenceTokenPredictor."""
-        files = [self.target, self.draft] if speculative else [self.target]
+    def node(self, program: str, folder: str, *, least_drafted: int | None = None) -> Worker:
+        """Return node-llama-cpp, plain or with its DraftSequenceTokenPredictor.
+
+        Args:
+            program: node.
+            folder: where the package is.
+            least_drafted: tokens that a step waits for, 0 by default of the package; None is plain.
+        """
+        drafting = [] if least_drafted is None else [self.draft, str(least_drafted)]
         command: list[str | Path] = [
             program,
             SCRIPTS / "_peer_worker.mjs",
             str(self.threads),
             str(self.context),
-            *files,
+            self.target,
+            *drafting,
         ]
         return Worker(command, Path(folder))
 

@@ -188,9 +188,12 @@ def sides(
         found.append(Side(launch, [Setting(name)]))
         found.append(Side(partial(launcher.llama_cpp_python, lookup=False), [Setting(f"{LLAMA_CPP_PYTHON}, plain")]))
     if peers["node"]:
-        for speculative in (True,) if quick else (False, True):
-            name = f"{NODE}, {'draft' if speculative else 'plain'}"
-            start = partial(launcher.node, peers["node"], peers["node_folder"], speculative=speculative)
+        # By default a step takes what the draft has ready, and waits for nothing.
+        waiting = f"{NODE}, draft, waiting for {SERVER_DEFAULT_LENGTH}"
+        drafting: dict[str, int | None] = {} if quick else {f"{NODE}, plain": None}
+        drafting |= {f"{NODE}, draft": 0, waiting: SERVER_DEFAULT_LENGTH}
+        for name, least in drafting.items():
+            start = partial(launcher.node, peers["node"], peers["node_folder"], least_drafted=least)
             found.append(Side(start, [Setting(name)]))
     return found
 

@@ -35,6 +35,8 @@ class Recording:
         ends_at_once: float | None = None,
     ) -> None:
         profile = None if verdicts is None else SimpleNamespace(verdicts=verdicts)
+        self.engine = SimpleNamespace(clear=lambda: self.cleared.append(len(self.asked)))
+        self.cleared: list[int] = []
         self.pair = SimpleNamespace(draft=object(), profile=ProfileLookup(profile, None))  # type: ignore[arg-type]
         self.asked: list[tuple[str, float, int | None, int]] = []
         self._tokens = tokens
@@ -51,7 +53,14 @@ class Recording:
             speed = 0.0
         drafted = {0: 0, 2: 2, None: 3}[gamma] * 5
         return SimpleNamespace(
-            stats=SimpleNamespace(tokens_per_s=speed, tokens=self._tokens, steps=5, drafted=drafted)
+            stats=SimpleNamespace(
+                tokens_per_s=speed,
+                tokens=self._tokens,
+                steps=5,
+                drafted=drafted,
+                prefill_s=1.0 if gamma == 0 else 1.5,
+                wall_s=9 / speed if speed else 0.0,
+            )
         )
 
 
@@ -102,6 +111,17 @@ def test_every_side_runs_the_same_prompt_and_seed() -> None:
     assert auto.predicted is None
 
 
+def test_the_draft_reads_the_prompt_too() -> None:
+    """What no side finds in the caches, and what a whole answer pays for it."""
+    session = Recording()
+    cell, _ = benchmark(session, settings(trials=1)).cells  # type: ignore[arg-type]
+    assert session.cleared == list(range(len(session.asked)))
+    auto, two = cell.sides
+    assert auto.speedup.median == 2.0
+    assert auto.overall.median == pytest.approx((1.0 + 9 / 10) / (1.5 + 9 / 20))
+    assert two.overall.median == pytest.approx((1.0 + 9 / 10) / (1.5 + 9 / 15))
+
+
 def test_predictions_stand_beside_what_they_are_about() -> None:
     verdicts = [
         SimpleNamespace(kind="letters", temperature=0.0, predicted_speedup=(1.0, 1.2, 1.4)),
@@ -110,6 +130,8 @@ def test_predictions_stand_beside_what_they_are_about() -> None:
     cold, hot = benchmark(Recording(verdicts=verdicts), settings()).cells  # type: ignore[arg-type]
     assert [side.predicted for side in cold.sides] == [1.4, 1.4]
     assert [side.predicted for side in hot.sides] == [1.0, None]
+    other, _ = benchmark(Recording(verdicts=verdicts), settings(rule="coupled")).cells  # type: ignore[arg-type]
+    assert [side.predicted for side in other.sides] == [None, None]
 
 
 def test_a_budget_ends_after_whole_rounds() -> None:
@@ -175,7 +197,8 @@ def test_settings_that_cannot_be_timed(options: dict[str, Any]) -> None:
 
 def cell(*, predicted: float | None = None) -> Cell:
     sides = tuple(
-        Side(gamma, Spread(30, 29, 31), Spread(1.2, 1.1, 1.3), 2.5, gamma or 1.7, predicted) for gamma in (None, 2, 4)
+        Side(gamma, Spread(30, 29, 31), *[Spread(1.2, 1.1, 1.3)] * 2, 2.5, gamma or 1.7, predicted)
+        for gamma in (None, 2, 4)
     )
     return Cell("summarising a text", 0.8, 3, Spread(123.45, 119.0, 130.1), sides)
 
@@ -183,9 +206,9 @@ def cell(*, predicted: float | None = None) -> Cell:
 def test_the_table_fits_a_terminal() -> None:
     lines = list(table([cell(predicted=1.25), cell()]))
     assert all(len(line) <= 80 for line in lines), [len(line) for line in lines]
-    assert "123.5 (119.0-130.1)" in lines[1]
-    assert lines[1].endswith("1.25")
-    assert lines[4].endswith("-")
+    assert "123.5 (119-130)" in lines[1]
+    assert lines[1].endswith("1.25   1.20")
+    assert lines[4].endswith("-   1.20")
 
 
 def test_the_picture_has_measured_and_predicted() -> None:

@@ -194,6 +194,17 @@ def test_sides_are_chosen_by_name_and_the_baseline_always_runs():
     assert bench_peers.chosen(everyone, "") == everyone
 
 
+def test_node_drafts_as_it_comes_and_waiting_for_drafts():
+    """At its defaults it takes what is ready, which on few cores is nothing."""
+    launcher = peers.Launcher(Path("t"), Path("d"), 2, 512)
+    given = {"llama_server": "s", "node": "node", "node_folder": "f"}
+    everyone = bench_peers.sides(launcher, given, (2, 3), quick=False)
+    start = {s.settings[0].name: s.launch for s in everyone if s.settings[0].name.startswith("node")}
+    assert {name: launch.keywords["least_drafted"] for name, launch in start.items()} == {
+        "node-llama-cpp, plain": None, "node-llama-cpp, draft": 0, "node-llama-cpp, draft, waiting for 3": 3
+    }  # fmt: skip
+
+
 def test_probabilistic_drafts_are_asked_only_where_they_differ_from_greedy_ones():
     launcher = peers.Launcher(Path("t"), Path("d"), 2, 512)
     given = {"llama_server": "s", "node": None, "node_folder": None}

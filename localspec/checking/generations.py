@@ -60,7 +60,8 @@ def check_generations(subject: Subject, allowance: Allowance) -> Finding:
     """
     tally = _Tally()
     settings = subject.settings
-    lengths: tuple[int | None, ...] = (settings.num_draft_tokens, *reversed(settings.lengths), None)
+    # What users run comes early: the budget may end before the last of them.
+    lengths: tuple[int | None, ...] = (settings.num_draft_tokens, None, *settings.lengths)
     number = 0
     while True:
         prompt, tokens = subject.prompts[number % len(subject.prompts)]
@@ -92,6 +93,7 @@ def _generate(
             seed=seed,
             num_draft_tokens=gamma,
             rule=rule,
+            progress=None if seed % 2 else _watch,
         )
         for _event in stream:
             pass
@@ -107,6 +109,10 @@ def _generate(
             tally.problems.append(f"{rule} rule: token {i} came from a row of another prefix")
             return
         _examine(evaluated, p_row, q_row, params, history[: length + 1], rule, seed, tally)
+
+
+def _watch(read: int, total: int) -> None:
+    """Do nothing: while somebody watches, even a short prompt is read in several pieces."""
 
 
 def _examine(

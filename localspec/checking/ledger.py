@@ -78,6 +78,8 @@ class Ledger:
             held = self._held[span.sequence]
             own = len(span.tokens) - span.padding
             held += span.tokens[:own]
+            if len(held) > self.capacity:  # the context within may have more room than is said
+                self._complain(f"the {self.name} was given {len(held)} tokens, and holds {self.capacity}")
             self._compare(span.sequence, f"after a pass over {own} tokens")
             start, end = end, end + span.rows
             if self.on_row is not None:
@@ -194,7 +196,7 @@ def sampled(row: Row) -> Row:
 def row_distance(row: Row, other: Row) -> float:
     """Return the largest difference of two rows of logits, in standard deviations of the first.
 
-    Of two passes over the same tokens it is kernel noise, measured up to 0.26; a row of other tokens differs by 2 and
+    Of two passes over the same tokens it is kernel noise, measured up to 0.27; a row of other tokens differs by 2 and
     more. Tokens that are masked with −inf in both do not count.
     """
     finite = np.isfinite(row) & np.isfinite(other)

@@ -13,7 +13,7 @@ import numpy as np
 from localspec.checking.evidence import SHIFTS, Bet, evidence, pearson, shifts, smallest_shift
 from localspec.checking.findings import Allowance, Finding
 from localspec.checking.rows import KEPT, PROMPT, START, RecordedRows, RowContext, reference_law
-from localspec.checking.steps import STEP_SHIFTS, Outcomes, StepBets, WatchedDrafter
+from localspec.checking.steps import STEP_SHIFTS, Draws, Outcomes, StepBets, WatchedDrafter
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
 from localspec.lookup import LookupDrafter, LookupOrModel
@@ -28,6 +28,7 @@ THRESHOLD = 20_000.0
 _ODDS_OF_CHI_SQUARE = 5e-5 / 3  # over all replays; it may be understated threefold, see ``evidence.pearson``
 _LENGTH = 4  # tokens of a text, after the start symbol
 _DRAFTED = 3
+_RECENT = 2  # tokens that penalties look at: fewer than a text has, so that they move on inside a step
 _SEQUENCES = 16
 _BATCHES = 8  # of so many texts in a row, of one setting
 _FEWEST = 4  # rounds over all settings
@@ -99,8 +100,8 @@ class _Replay:
 def check_replay(rows: RecordedRows, temperature: float, allowance: Allowance, *, seed: int) -> Finding:
     """Let the engine generate short texts from recorded rows, and compare with their exact law.
 
-    Under every rule; once plainly, once with penalties, a draft that disagrees and has another temperature, and a
-    policy that looks at its confidence, once with drafts copied from earlier text. The law is enumerated
+    Under every rule; once plainly, once with penalties, once with a draft that disagrees and has another temperature
+    and a policy that looks at its confidence, once with drafts copied from earlier text. The law is enumerated
     from ``reference_law`` without any speculation. Under token and block rule each step is looked at as well: see
     ``StepBets``. Under the coupled rule every text must be the one that plain decoding gives at the same seed.
     """
@@ -120,7 +121,7 @@ def check_replay(rows: RecordedRows, temperature: float, allowance: Allowance, *
 def _settings(rows: RecordedRows, temperature: float) -> tuple[_Setting, ...]:
     plain = SamplingParams(temperature=temperature, top_k=KEPT)
     penalised = SamplingParams(
-        temperature=temperature, top_k=KEPT, repetition_penalty=1.2, presence_penalty=0.8, penalty_last_n=None
+        temperature=temperature, top_k=KEPT, repetition_penalty=1.2, presence_penalty=1.5, penalty_last_n=_RECENT
     )
     hotter = SamplingParams(temperature=min(1.5 * temperature, 1e6), top_k=KEPT)
     reference = _Reference(rows, plain, plain)
@@ -128,6 +129,7 @@ def _settings(rows: RecordedRows, temperature: float) -> tuple[_Setting, ...]:
     earlier = (PROMPT, START, *reference.uncertain(), PROMPT)
     return (
         _Setting("plain", reference, FixedPolicy(_DRAFTED)),
+        _Setting("penalties", _Reference(rows, penalised, penalised), FixedPolicy(_DRAFTED)),
         _Setting("penalties, another draft, hotter", _Reference(rows.disagreeing(), penalised, hotter), _WhileSure()),
         _Setting("copies", reference, copies, earlier),
     )
@@ -159,23 +161,23 @@ class _Reference:
         self.rows = rows
         self.params = params
         self.draft_params = draft_params
-        self._positions: dict[tuple[int, ...], tuple[Outcomes, Outcomes]] = {}
+        self._positions: dict[tuple[int, ...], tuple[Outcomes, Draws]] = {}
 
     def after(self, prefix: tuple[int, ...]) -> Outcomes:
         """Return the law of the symbol after ``prefix``, which begins behind the start symbol."""
         return self._after(prefix)[0]
 
-    def drafted_after(self, prefix: tuple[int, ...]) -> Outcomes:
+    def drafted_after(self, prefix: tuple[int, ...]) -> Draws:
         """Return the draft's law there."""
         return self._after(prefix)[1]
 
-    def _after(self, prefix: tuple[int, ...]) -> tuple[Outcomes, Outcomes]:
+    def _after(self, prefix: tuple[int, ...]) -> tuple[Outcomes, Draws]:
         if prefix not in self._positions:
             history = [PROMPT, START, *prefix]
             place = self.rows.place(history)
             p = reference_law(self.rows.target[place], self.params, history)
             q = reference_law(self.rows.draft[place], self.draft_params, history)
-            self._positions[prefix] = Outcomes(p, shifts(p, q)), Outcomes(q, (q,))
+            self._positions[prefix] = Outcomes(p, shifts(p, q)), Draws(q)
         return self._positions[prefix]
 
     def texts(self) -> dict[tuple[int, ...], float]:
@@ -234,15 +236,17 @@ def _generate(replay: _Replay, requests: Sequence[Request]) -> list[tuple[int, .
     def running() -> list[Generation]:
         return [g for g in generations if g.finish_reason is None]
 
+    first: dict[int, float | None] = {}  # by sequence: how early the first draft of its last step was
     while active := running():
-        before = [tuple(g.tokens[1:]) for g in active]  # the first is the start symbol
+        prefixes = [tuple(g.tokens[1:]) for g in active]  # the first is the start symbol
         replay.drafter.forget()
-        for g, prefix, step in zip(active, before, replay.engine.step(active), strict=True):
+        for g, prefix, step in zip(active, prefixes, replay.engine.step(active), strict=True):
             if replay.steps is not None and (drafted := replay.drafter.drafted.get(g.sequence)):
                 paths = [(*prefix, *drafted[:i]) for i in range(len(drafted) + 1)]
                 p = [replay.setting.reference.after(path).law for path in paths]
                 q = [replay.setting.reference.drafted_after(path) for path in paths[:-1]]
-                replay.steps.take(prefix, drafted, step.num_accepted, p, q)
+                before = first.get(g.sequence)
+                first[g.sequence] = replay.steps.take(prefix, drafted, step.num_accepted, p, q, before)
     return [tuple(g.tokens[1:]) for g in generations]
 
 

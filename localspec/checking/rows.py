@@ -13,9 +13,9 @@ from localspec.backend import Span
 from localspec.checking.ledger import Row, read_rows
 from localspec.checking.noise import total_variation
 from localspec.checking.subject import Subject, Text
-from localspec.sampling import SamplingParams, make_law
+from localspec.sampling import KeptIds, SamplingParams, make_law
 
-__all__ = ["KEPT", "PROMPT", "START", "RecordedRows", "RowContext", "reference_law"]
+__all__ = ["KEPT", "PROMPT", "START", "RecordedRows", "RowContext", "WholeRows", "reference_law"]
 
 KEPT = 4
 """Tokens kept of a row: top-k of the replay."""
@@ -28,7 +28,25 @@ PROMPT = START + 1
 
 _SIZE = PROMPT + 1
 _NODES = 24
+_WHOLE = 4  # places whose rows are kept as they are
 _BEST_VARIATION = 0.4  # rows at which much is accepted and much rejected show most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRows:
+    """Rows of both models over the whole vocabulary, at neighbouring places of one text.
+
+    Attributes:
+        target: float32 [n+1, V].
+        draft: the draft's, cut to ids that the target has, float32 [n, ≤ V]; −inf where it has no logits.
+        tokens: what stands there in the text, n ids.
+        kept: ids that the draft has logits for; None if all.
+    """
+
+    target: Row
+    draft: Row
+    tokens: tuple[int, ...]
+    kept: KeptIds | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,20 +60,27 @@ class RecordedRows:
         target: float32 [places + 1, symbols]; the first row is certain of ``START``.
         draft: the same of the draft.
         variation: mean total variation of the two laws at temperature 1.
+        whole: some of the rows as they were, of one place of each text.
     """
 
     target: Row
     draft: Row
     variation: float
+    whole: tuple[WholeRows, ...] = ()
 
     @classmethod
     def record(cls, subject: Subject, texts: Sequence[Text]) -> RecordedRows:
         """Read both models' rows along ``texts``; the places that show most are kept."""
         params = SamplingParams(top_k=KEPT)
         found: list[tuple[float, tuple[Row, Row]]] = []
+        whole: list[WholeRows] = []
         for text in texts:
             both = [read_rows(c, text.tokens[:-1], len(text.answer)) for c in (subject.target, subject.draft)]
             size = min(rows.shape[1] for rows in both)
+            if len(text.answer) >= _WHOLE:
+                tokens = text.answer[: _WHOLE - 1]
+                p_rows, q_rows = both[0][:_WHOLE].copy(), both[1][: _WHOLE - 1, : both[0].shape[1]].copy()
+                whole.append(WholeRows(p_rows, q_rows, tokens, subject.draft.kept_ids))
             for p, q in zip(both[0][:, :size], both[1][:, :size], strict=True):
                 one, other = make_law(p, params), make_law(q, params)
                 ids = np.flatnonzero(one.dense(size) + other.dense(size))
@@ -65,7 +90,7 @@ class RecordedRows:
         first = np.full((1, _SIZE), -np.inf, np.float32)
         first[0, START] = 0.0
         p_rows, q_rows = (np.concatenate([first, *(entry[1][i][None] for entry in kept)]) for i in (0, 1))
-        return cls(p_rows, q_rows, float(np.mean([entry[0] for entry in kept])))
+        return cls(p_rows, q_rows, float(np.mean([entry[0] for entry in kept])), tuple(whole))
 
     def disagreeing(self) -> RecordedRows:
         """Return the same with the draft's rows of other places: a draft that is mostly wrong, and often sure."""
@@ -139,7 +164,7 @@ def reference_law(row: Row, params: SamplingParams, history: Sequence[int]) -> N
     Not by ``make_law``: it is what the replay is tested against.
     """
     values = row.astype(np.float64)
-    for token, count in Counter(history).items():
+    for token, count in Counter(history[-params.penalty_last_n :] if params.penalty_last_n else history).items():
         scale = params.repetition_penalty
         values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
         values[token] -= count * params.frequency_penalty + params.presence_penalty

@@ -78,7 +78,7 @@ def _findings(subject: Subject, progress: Progress) -> Iterator[Finding]:
         "noise": (texts, lambda allowance: check_noise(subject, texts(), allowance)),
         "greedy": (nothing, lambda allowance: check_greedy(subject, allowance)),
         "rollback": (texts, lambda allowance: check_rollback(subject, texts(), allowance)),
-        "rule": (rows, lambda allowance: check_rule(rows(), temperature, allowance)),
+        "rule": (rows, lambda allowance: check_rule(rows(), settings.sampling, allowance)),
         "replay": (rows, lambda allowance: check_replay(rows(), temperature, allowance, seed=settings.seed)),
         "generations": (nothing, lambda allowance: check_generations(subject, allowance)),
         "endings": (nothing, lambda allowance: check_endings(subject, allowance)),

@@ -12,15 +12,20 @@ from localspec.checking.evidence import Bet, growth, moments
 from localspec.drafters import Draft, DraftRequest, ModelDrafter
 from localspec.sampling import Rule, verification_law
 
-__all__ = ["STEP_SHIFTS", "Outcomes", "StepBets", "WatchedDrafter"]
+__all__ = ["STEP_SHIFTS", "Draws", "Outcomes", "StepBets", "WatchedDrafter"]
 
 Floats = NDArray[np.float64]
 
-STEP_SHIFTS = ("likely drafts", "accepted drafts", "accepted drafts early in the vocabulary")
+STEP_SHIFTS = (
+    "likely drafts",
+    "drafts as early in the vocabulary as the one before",
+    "accepted drafts",
+    "accepted drafts early in the vocabulary",
+)
 """In words, what the functions that ``StepBets`` bets on are large for.
 
-Draft and acceptance that share random numbers show in the last: draws go through the ids in order, so that an early
-token was drawn by a small number, and a small number accepts.
+Numbers that are used twice show where tokens are early in the vocabulary: draws go through the ids in order, so that
+an early token was drawn by a small number. The same number draws another early token, and a small one accepts.
 """
 
 
@@ -63,6 +68,30 @@ class Outcomes:
             bet.settle(grown[drawn], *moment[drawn])
 
 
+class Draws:
+    """A token drawn from a law, and how early in the vocabulary it is: from 1, by the smallest numbers, to -1.
+
+    Args:
+        law: [n].
+    """
+
+    def __init__(self, law: Floats) -> None:
+        self.law = law
+        self.early: Floats = 1 - (2 * np.cumsum(law) - law)
+        self._likely = Outcomes(law, (law,))
+        self._alike = {side: Outcomes(law, (law, side * self.early)) for side in (-1, 1)}
+
+    def settle(self, bets: Sequence[Bet], drawn: int, before: float | None) -> None:
+        """Let ``drawn`` decide two bets: that likely tokens come, and ones as early or late as a token before.
+
+        Without one, ``before`` is None, and there is no second bet.
+        """
+        if before:
+            self._alike[1 if before > 0 else -1].settle(bets, drawn)
+        else:
+            self._likely.settle(bets[:1], drawn)
+
+
 @dataclass(slots=True)
 class StepBets:
     """Bets on the steps of one rule under one setting.
@@ -89,35 +118,35 @@ class StepBets:
         drafted: tuple[int, ...],
         num_accepted: int,
         p: Sequence[Floats],
-        q: Sequence[Outcomes],
-    ) -> None:
+        q: Sequence[Draws],
+        before: float | None,
+    ) -> float | None:
         """Take the next step.
 
         Args:
             prefix: the text before it.
-            drafted: γ tokens.
+            drafted: γ tokens, at least one.
             num_accepted: of them.
             p: target laws after the prefix and 0, 1, …, γ of them.
-            q: draft laws after 0, …, γ - 1 of them, each with a function to bet on.
+            q: draft laws after 0, …, γ - 1 of them.
+            before: what this method returned for the step before; None if there was none.
+
+        Returns:
+            How early in the vocabulary the first drafted token is; see ``Draws``.
         """
+        if any(not draws.law[token] > 0 for draws, token in zip(q, drafted, strict=True)):
+            self.impossible += 1
+            return None
+        early = [float(draws.early[token]) for draws, token in zip(q, drafted, strict=True)]
+        for draws, token, other in zip(q, drafted, (before, *early), strict=False):
+            draws.settle(self.bets[:2], token, other)
         key = prefix, drafted
         if key not in self._acceptance:
-            if any(not outcomes.law[token] > 0 for outcomes, token in zip(q, drafted, strict=True)):
-                self.impossible += 1
-                return
-            self._acceptance[key] = _acceptance(self.rule, drafted, p, [outcomes.law for outcomes in q])
-        for outcomes, token in zip(q, drafted, strict=True):
-            outcomes.settle(self.bets[:1], token)
-        accepted = self._acceptance[key]
-        if accepted.law[num_accepted] > 0:
-            accepted.settle(self.bets[1:], num_accepted)
+            probs, _ = verification_law(p, [draws.law for draws in q], drafted, self.rule)
+            functions = np.arange(len(drafted) + 1) / 2, np.concatenate([[0.0], np.cumsum(early)])
+            self._acceptance[key] = Outcomes(probs / probs.sum(), functions)
+        if self._acceptance[key].law[num_accepted] > 0:
+            self._acceptance[key].settle(self.bets[2:], num_accepted)
         else:
             self.impossible += 1
-
-
-def _acceptance(rule: Rule, drafted: Sequence[int], p: Sequence[Floats], q: Sequence[Floats]) -> Outcomes:
-    probs, _ = verification_law(p, q, drafted, rule)
-    # From 1 for what the smallest numbers draw to -1 for what the largest do.
-    early = [1 - (2 * law[:token].sum() + law[token]) for law, token in zip(q, drafted, strict=True)]
-    count = np.arange(len(drafted) + 1)
-    return Outcomes(probs / probs.sum(), (count / 2, np.concatenate([[0.0], np.cumsum(early)])))
+        return early[0]

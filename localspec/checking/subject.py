@@ -25,6 +25,7 @@ _TEXT_TOKENS = 40
 _USUAL_PROMPT = 96
 _FEWEST_PROMPTS = 3
 _LONG_BUDGET_S = 40.0
+_BESIDE_DRAFTS = 8  # tokens: generations are led to the end of the context, and a few past a whole draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +196,18 @@ def _encoded(
         raw = False
     except TemplateError:
         texts = [content for content in contents if isinstance(content, str)]
+        if not texts:
+            raise  # conversations cannot do without
         encoded = [(content, tuple(session.encode(content, raw=True))) for content in texts]
         raw = True
-    fitting = [entry for entry in encoded if len(entry[1]) <= capacity // 2]
+    room = min(capacity // 2, capacity - max(settings.lengths) - _BESIDE_DRAFTS)
+    fitting = [entry for entry in encoded if len(entry[1]) <= room]
     short = [entry for entry in fitting if len(entry[1]) <= _USUAL_PROMPT]
     if len(short) < _FEWEST_PROMPTS:
         short = sorted(fitting, key=lambda entry: len(entry[1]))[:_FEWEST_PROMPTS]
     if not short:
         raise InvalidOptionError(
-            f"none of the prompts fits half a context of {capacity} tokens; use a larger --ctx, or shorter --prompts"
+            f"none of the prompts fits a context of {capacity} tokens beside as long an answer and drafts of"
+            f" {max(settings.lengths)}; use a larger --ctx, a smaller --gamma, or shorter --prompts"
         )
     return tuple(short), raw

@@ -70,7 +70,8 @@ def bench(
     """Time plain and speculative decoding in turn, over kinds of text and temperatures.
 
     Every trial runs all sides on the same prompt; the table shows medians with the lowest and highest trial, and
-    beside each measured speedup what the pair's profile (localspec calibrate) predicts.
+    beside each measured speedup what the pair's profile (localspec calibrate) predicts. Both are of the tokens after
+    the first; the last column is of whole answers, for which the draft has to read the prompt as well.
     """
     if values.pop("no_draft"):
         raise InvalidOptionError("timing speculation needs a draft; leave out --no-draft")
@@ -82,7 +83,7 @@ def bench(
     params = sampling_params(dict(values))
     settings = BenchmarkSettings(
         params=params,
-        temperatures=_numbers(temperatures) if temperatures else (0.0,),
+        temperatures=(0.0,) if temperatures is None else _numbers(temperatures),
         lengths=_lengths(lengths),
         prompts=_prompts(prompts, kinds),
         max_tokens=max_tokens,
@@ -90,13 +91,13 @@ def bench(
         budget_s=seconds(budget),
         rule=rule,
     )
-    if plot:
+    if plot is not None:
         from localspec.plots import check_picture_path
 
         check_picture_path(Path(plot))  # before minutes of measuring
     with open_session(dict(model, no_draft=False)) as session:
         chosen = sampling_params(values, session.default_params)
-        if not temperatures:
+        if temperatures is None:
             settings = replace(settings, temperatures=tuple(dict.fromkeys((0.0, chosen.temperature))))
         try:
             with progress_bar() as progress:
@@ -112,7 +113,7 @@ def bench(
     else:
         for line in table(timings.cells):
             click.echo(line)
-    if plot:
+    if plot is not None:
         _save_picture(Path(plot), timings.cells, f"{subject['target']}\ndraft {subject['draft']}")
     if timings.interrupted:
         say("interrupted: these are the trials so far")
@@ -139,9 +140,10 @@ def _lengths(text: str) -> tuple[int | None, ...]:
 def _prompts(name: str | None, kinds: str | None) -> Any:
     from localspec.calibration.prompts import built_in_prompts, read_prompts
 
-    prompts = read_prompts(Path(name)) if name else built_in_prompts()
+    prompts = read_prompts(Path(name)) if name is not None else built_in_prompts()
     known = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    wanted = [kind.strip() for kind in kinds.split(",")] if kinds else known if name else list(_KINDS)
+    usual = list(_KINDS) if name is None else known
+    wanted = usual if kinds is None else [kind.strip() for kind in kinds.split(",")]
     if unknown := [kind for kind in wanted if kind not in known]:
         raise InvalidOptionError(f"there are no prompts of kind {unknown[0]!r}; use some of {', '.join(known)}")
     return tuple(prompt for prompt in prompts if prompt.kind in wanted)
@@ -150,27 +152,27 @@ def _prompts(name: str | None, kinds: str | None) -> Any:
 def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield the lines of the table, at most 80 columns wide."""
     yield (
-        f"{'kind':9}  {'T':4} {'plain tokens/s':19}  {'draft':>5} {'per step':>8}  {'speedup':16}  {'predicted':>9}"
+        f"{'kind':9} {'T':4} {'plain tokens/s':15} {'draft':>5} {'per step':>8} {'speedup':16} {'predicted':>9}"
+        f" {'in all':>6}"
     )
     for cell in cells:
-        head = f"{cell.kind:9.9}  {cell.temperature:<4g} {_spread(cell.plain_tokens_per_s, '.1f'):19}"
+        plain = cell.plain_tokens_per_s
+        head = f"{cell.kind:9.9} {cell.temperature:<4g} {f'{plain.median:.1f} ({plain.low:.0f}-{plain.high:.0f})':15}"
         for side in cell.sides:
-            predicted = "-" if side.predicted is None else f"{side.predicted:.2f}"
+            speedup, predicted = side.speedup, "-" if side.predicted is None else f"{side.predicted:.2f}"
             yield (
-                f"{head}  {_name(side):>5} {side.tokens_per_step:8.2f}  {_spread(side.speedup, '.2f'):16}"
-                f"  {predicted:>9}"
+                f"{head} {_name(side):>5} {side.tokens_per_step:8.2f}"
+                f" {f'{speedup.median:.2f} ({speedup.low:.2f}-{speedup.high:.2f})':16} {predicted:>9}"
+                f" {side.overall.median:6.2f}"
             )
             head = " " * len(head)
     count = min(cell.trials for cell in cells)
     yield f"Median of {count} or more trials in turn, lowest to highest." if count > 1 else "One trial each."
+    yield "Speedup: after the first token. In all: with the prompt, read by both models."
 
 
 def _name(side: Side) -> str:
     return "auto" if side.num_draft_tokens is None else str(side.num_draft_tokens)
-
-
-def _spread(spread: Any, form: str) -> str:
-    return f"{spread.median:{form}} ({spread.low:{form}}-{spread.high:{form}})"
 
 
 def _as_json(timings: Timings, settings: BenchmarkSettings, subject: dict[str, str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -63,7 +64,7 @@ def check(
         subject = what_runs(session)
         if not as_json and "draft" in subject:
             what = f"Checking {subject['target']} with the draft {subject['draft']}, by {subject['backend']}"
-            click.echo(textwrap.fill(what, _WIDTH))
+            click.echo(textwrap.fill(what, _width()))
         settings = CheckSettings(
             params=sampling_params(options, session.default_params),
             num_draft_tokens=gamma,
@@ -76,7 +77,7 @@ def check(
     if as_json:
         click.echo(json.dumps(_as_json(report, subject), ensure_ascii=False))
     else:
-        click.echo(_verdict(report))
+        click.echo(textwrap.fill(_verdict(report), _width()))
     if report.interrupted:
         say("interrupted: the parts that are missing were not looked at")
         ctx.exit(130)
@@ -97,10 +98,15 @@ def _print(finding: Finding) -> None:
     odds = f" False alarm: at most 1 in {1 / finding.false_alarm:,.0f} seeds." if finding.false_alarm else ""
     text = f"{mark} {_TITLES[finding.part]}: {finding.summary}.{odds}"
     # It takes the progress bar away first.
-    tqdm.write(textwrap.fill(text, _WIDTH, subsequent_indent=" " * 7))
+    tqdm.write(textwrap.fill(text, _width(), subsequent_indent=" " * 7))
     for problem in finding.problems:
-        tqdm.write(textwrap.fill(f"- {problem}", _WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 9))
+        tqdm.write(textwrap.fill(f"- {problem}", _width(), initial_indent=" " * 7, subsequent_indent=" " * 9))
     sys.stdout.flush()
+
+
+def _width() -> int:
+    """Return how long lines may be: what a terminal takes, and no more than what is good to read."""
+    return min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
 
 
 def _verdict(report: Report) -> str:
@@ -108,7 +114,7 @@ def _verdict(report: Report) -> str:
         return "Not finished."
     failed = [_TITLES[finding.part] for finding in report.findings if not finding.passed]
     if failed:
-        return f"NOT EXACT on this machine, or damaged: see {', '.join(failed)}."
+        return f"NOT EXACT on this machine, damaged, or not tested: see {', '.join(failed)}."
     return (
         "Exact with respect to the logits evaluated, as far as these tests can see. A sound build fails by chance at"
         f" most once in {1 / report.false_alarm:,.0f} seeds."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
@@ -12,15 +13,17 @@ import pytest
 
 from localspec import answers, drafters, engine, lookup
 from localspec.backend import Span
-from localspec.checking import endings, replay
+from localspec.calibration.prompts import CalibrationPrompt
+from localspec.checking import endings, generations, replay, rollback
 from localspec.checking.findings import Allowance
 from localspec.checking.ledger import Ledger, row_distance
 from localspec.checking.noise import SAME_ROW
 from localspec.checking.rows import RecordedRows
 from localspec.checking.runner import check
 from localspec.checking.subject import audited
-from localspec.errors import InvalidOptionError
+from localspec.errors import InvalidOptionError, TemplateError
 from localspec.sampling import SamplingParams, SparseLaw, Stream, make_law, rules
+from localspec.text import Message
 from tests.checking.sessions import END, PARAMS, contexts, failed, run, settings, shown
 from tests.checking.sessions import session as session_on
 from tests.fakes import FakeContext
@@ -77,6 +80,45 @@ def test_without_a_draft_there_is_nothing_to_check() -> None:
     alone = session_on(target, None)
     with pytest.raises(InvalidOptionError, match="draft"):
         check(alone, settings())
+
+
+@pytest.mark.parametrize("capacity", [10, 14, 20, 40])
+@pytest.mark.parametrize("gamma", [1, 5, 20, 64])
+def test_a_context_is_refused_or_large_enough(capacity: int, gamma: int) -> None:
+    """What is led to its end, or taken back, has room; a sound build does not fail for want of it."""
+    chosen = dataclasses.replace(settings(budget_s=QUICK), num_draft_tokens=gamma)
+    if capacity < 3 + min(gamma + 3, 64) + 8:
+        with pytest.raises(InvalidOptionError, match="larger --ctx, a smaller --gamma"):
+            check(session_on(*contexts(capacity=capacity)), chosen)
+        return
+    with audited(session_on(*contexts(capacity=capacity)), chosen) as subject:
+        allowance = rounds(3)
+        rolled = rollback.check_rollback(subject, subject.texts(), allowance)
+        assert rolled.passed, rolled
+        assert ", 0 times" not in rolled.summary
+        subject.clear()
+        assert endings.check_endings(subject, allowance).passed
+
+
+def test_conversations_need_a_template() -> None:
+    talk = tuple(CalibrationPrompt("talk", (Message("user", text),)) for text in ("abc", "cba"))
+    with pytest.raises(TemplateError):
+        check(session_on(*contexts()), dataclasses.replace(settings(), prompts=talk))
+
+
+def test_what_users_run_is_not_left_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one generation by each rule with the draft length asked for, the session decides itself."""
+    asked: list[int | None] = []
+    checked = session_on(*contexts())
+    original = checked.stream
+    monkeypatch.setattr(
+        checked,
+        "stream",
+        lambda *a, **k: original(*a, **{**k, "num_draft_tokens": asked.append(k["num_draft_tokens"]) or 3}),
+    )
+    with audited(checked, settings()) as subject:
+        assert generations.check_generations(subject, rounds(5)).passed
+    assert asked[:4] == [3, 3, 3, None]
 
 
 def test_an_interrupt_gives_what_there_is() -> None:
@@ -197,6 +239,51 @@ def test_random_numbers_that_draft_and_verification_share_are_found(
     assert any("early in the vocabulary" in problem for problem in report.problems), report
 
 
+def test_numbers_that_draw_more_than_one_draft_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one step or of all steps: each draft has its law, and together they do not."""
+    rows = recorded()
+    original = engine.StepNoise
+
+    class Stuck(original):
+        def next(self) -> float:
+            self._index = 0
+            return super().next()
+
+    def stuck(seed: int, position: int, stream: Stream) -> Any:
+        return (Stuck if stream is Stream.DRAFT else original)(seed, position, stream)
+
+    def everywhere(seed: int, position: int, stream: Stream) -> Any:
+        return original(seed, 0 if stream is Stream.DRAFT else position, stream)
+
+    for noise in (stuck, everywhere):
+        monkeypatch.setattr(engine, "StepNoise", noise)
+        report = replay.check_replay(rows, 0.8, rounds(4), seed=0)
+        assert any("as the one before" in problem for problem in report.problems), report
+
+
+@pytest.mark.parametrize(
+    "recent",
+    [lambda self: self._recent.then(self._drafted), lambda self: self._recent.then([])],
+    ids=["rejected tokens count", "drafted tokens do not count"],
+)
+def test_penalties_on_the_wrong_tokens_are_found(recent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = recorded()
+    monkeypatch.setattr(
+        engine._Laws, "__getitem__", lambda self, i: make_law(self._logits[i], self._params, recent(self))
+    )
+    assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
+
+
+def test_a_window_of_penalties_that_grows_with_drafts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = recorded()
+
+    def grown(row: Any, params: SamplingParams, history: Any = ()) -> Any:
+        return make_law(row, dataclasses.replace(params, penalty_last_n=None), history)
+
+    monkeypatch.setattr(engine, "make_law", grown)
+    assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
+
+
 def test_copies_that_count_as_drawn_by_chance_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = lookup.LookupDrafter._one
 
@@ -240,6 +327,35 @@ def test_wrong_rows_in_the_engine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     original = engine._Laws.__getitem__
     monkeypatch.setattr(engine._Laws, "__getitem__", lambda self, i: original(self, max(0, min(i, len(self) - 2))))
     assert {"greedy", "replay"} <= set(failed(run(budget_s=QUICK)))
+
+
+def test_a_prompt_that_is_read_with_a_gap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is read in pieces; most prompts of a check fit a single one."""
+
+    def read(context: Any, sequence: int, tokens: Any, progress: Any = None) -> None:
+        chunk = drafters.chunk_size(context, progress)
+        while (held := context.length(sequence)) < len(tokens):
+            piece = list(tokens[held : held + chunk])
+            context.decode([Span(sequence, [*piece[:-1], piece[0]] if held else piece, 0)])
+
+    monkeypatch.setattr(engine, "read_ahead", read)
+    options: Any = {
+        "prompts": (CalibrationPrompt("letters", "abcdefghij"), CalibrationPrompt("letters", "jihgfedcba"))
+    }
+    checked = check(session_on(*contexts()), dataclasses.replace(settings(budget_s=QUICK), **options))
+    assert "generations" in failed(checked)
+
+
+def test_drafts_beyond_the_context_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = engine.Engine._draft_request
+
+    def request(self: Any, g: Any) -> Any:
+        found = original(self, g)
+        limit = min(g.request.policy.limit, g.request.max_tokens - g.stats.tokens - 1)
+        return found and dataclasses.replace(found, limit=limit)
+
+    monkeypatch.setattr(engine.Engine, "_draft_request", request)
+    assert "endings" in failed(run(budget_s=QUICK))
 
 
 def test_tokens_behind_the_end_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +416,16 @@ def test_a_ledger_finds_a_cache_that_forgot_too_much() -> None:
     ledger.decode([Span(0, [4], 1)])
     assert ledger.take_faults() == ["the target's cache holds 2 tokens after a pass over 1 tokens, and should hold 4"]
     assert ledger.take_faults() == []
+
+
+def test_a_ledger_minds_the_capacity_it_states() -> None:
+    target, _ = contexts()
+    ledger = Ledger(target, "target")
+    ledger.capacity = 2
+    ledger.decode([Span(0, [1, 2], 1)])
+    assert ledger.take_faults() == []
+    ledger.decode([Span(0, [3], 1)])
+    assert ledger.take_faults() == ["the target was given 3 tokens, and holds 2"]
 
 
 def test_the_distance_of_rows() -> None:

@@ -35,6 +35,10 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ("bench", "--gamma", "0"),
         ("bench", "--kinds", "poems"),
         ("bench", "--temperatures", "cold"),
+        ("bench", "--temperatures", ""),
+        ("bench", "--kinds", ""),
+        ("bench", "--prompts", ""),
+        ("bench", "--plot", "", "--pair", "nothing"),
         ("bench", "--trials", "0"),
         ("bench", "--budget", "0"),
     ],
@@ -86,6 +90,17 @@ def test_lines_and_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(json.dumps(_as_json(Report((GOOD, BAD)), {"target": "a"})))
     assert record["target"] == "a"
     assert (record["passed"], record["findings"][1]["problems"]) == (False, ["token 3"])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lines_fit_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _print(GOOD)
+    _print(BAD)
+    lengths = [len(line) for line in capsys.readouterr().out.splitlines()]
+    assert min(columns, 100) - 20 < max(lengths) <= min(columns, 100)
 
 
 @pytest.mark.model
