@@ -305,7 +305,7 @@ class Launcher:
             folder: where the package is.
             least_drafted: tokens that a step waits for, 0 by default of the package; None is plain.
         """
-        drafting = [] if least_drafted is None else [self.draft, str(least_drafted)]
+        drafting: list[str | Path] = [] if least_drafted is None else [self.draft, str(least_drafted)]
         command: list[str | Path] = [
             program,
             SCRIPTS / "_peer_worker.mjs",

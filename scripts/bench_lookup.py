@@ -56,7 +56,11 @@ def main() -> int:
         results[name] = cell(session, *CELLS[name], options.trials, options.tokens)
         print(f"{name}: {results[name]}", file=sys.stderr)
     session.close()
-    write("lookup", {"backend": options.backend, "trials": options.trials, "tokens": options.tokens, "context": 2048}, results)
+    write(
+        "lookup",
+        {"backend": options.backend, "trials": options.trials, "tokens": options.tokens, "context": 2048},
+        results,
+    )
     return 0
 
 

@@ -23,7 +23,16 @@ from localspec.wording import counted
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers.json"  # takes an hour and two builds to make: there only once it was made
 UNMEASURED = "*Not measured yet: `python scripts/bench_peers.py` does it.*\n"
-FILLED = ("README.md", "docs/backends.md", "docs/batch.md", "docs/choosing.md", "docs/exactness.md", "docs/how-it-works.md", "docs/peers.md", "docs/sampling.md")
+FILLED = (
+    "README.md",
+    "docs/backends.md",
+    "docs/batch.md",
+    "docs/choosing.md",
+    "docs/exactness.md",
+    "docs/how-it-works.md",
+    "docs/peers.md",
+    "docs/sampling.md",
+)
 PAIRS = {
     "Q4_K_M, Q4_K_M": "qwen2.5-coder-1.5b",
     "F16, Q4_0": "qwen2.5-coder-1.5b-f16",
@@ -211,21 +220,27 @@ def batch_table() -> str:
     for pair, found in data["results"].items():
         speeds = found["tokens/s"]
         sizes, gammas = data["settings"]["parallel"], data["settings"]["gamma"]
-        lines += [f"| sequences at once | {' | '.join(f'γ = {g}' for g in gammas)} |", "|---" * (len(gammas) + 1) + "|"]
+        lines += [
+            f"| sequences at once | {' | '.join(f'γ = {g}' for g in gammas)} |",
+            "|---" * (len(gammas) + 1) + "|",
+        ]
         for b in sizes:
             lines.append(f"| {b} | {' | '.join(spread(speeds[f'B={b} gamma={g}'], '{:.1f}') for g in gammas)} |")
         for name in ("llama-server", "llama-server with draft"):
             if name in speeds:
                 lines.append(f"| {name} | {spread(speeds[name], '{:.1f}')} |{' |' * (len(gammas) - 1)}")
         auto = found["auto"]
-        over = [f"{spread(found[key], '{:.2f}')} of {key.removeprefix('auto over ')}" for key in found if "over" in key]
+        over = [
+            f"{spread(found[key], '{:.2f}')} of {key.removeprefix('auto over ')}" for key in found if "over" in key
+        ]
         chosen = f"{counted(auto['parallel'], 'sequence')}, γ = {auto['gamma']}"
         notes.append(f"{pair}: `auto` chose {chosen} and reached {', '.join(over)}.")
     settings = data["settings"]
     lines += [
         "",
-        f"Tokens per second of {settings['records']} rows with answers of {settings['tokens']} tokens, reading the prompts included;"
-        f" median of {settings['trials']} turns and range. llama-server had as many slots as `auto` runs sequences.",
+        f"Tokens per second of {settings['records']} rows with answers of {settings['tokens']} tokens,"
+        f" reading the prompts included; median of {settings['trials']} turns and range. llama-server"
+        f" had as many slots as `auto` runs sequences.",
         *notes,
         "",
     ]
@@ -244,8 +259,8 @@ def lookup_table() -> str:
         [
             *lines,
             "",
-            f"Lookup without a draft model, Q4_K_M target, {settings['backend']}, {settings['tokens']} tokens an answer, median of"
-            f" {settings['trials']} turns and range.",
+            f"Lookup without a draft model, Q4_K_M target, {settings['backend']}, {settings['tokens']} tokens an"
+            f" answer, median of {settings['trials']} turns and range.",
             "",
         ]
     )
