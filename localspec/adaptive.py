@@ -26,6 +26,7 @@ __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 _PLAIN = FixedPolicy(0)
 _EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
 _CATCH_UP_STEPS = 64  # over which it must pay for what a draft that was left behind has to read
+_LONGEST_PATIENCE = 4  # texts without a try
 _PROBE_AFTER = 128  # steps that copied nothing
 _PROBE_CHANCE = 0.5  # of a copied token that is worth trying for that reason
 _LEAST_GAIN = 0.05  # tokens a copy must be expected to gain: what it gains less is noise
@@ -164,14 +165,23 @@ class AdaptivePolicy:
         self._draft_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
         self._explored = 0
         self._idle_steps = 0
+        self._idle_texts = 0
+        self._patience = 1
         self._throughput: ForgettingRatio | None = None
         self._plan: _Plan | None = None
         self._table: _CostTable | None = None
 
     def renew(self) -> None:
-        """Try the draft model once more where it did not pay before: a new text begins."""
-        self._explored = min(self._explored, _EXPLORED - 1)
+        """Take note that a new text begins, in which the draft model gets another try where it did not pay before.
+
+        It has to read the prompt for that, which may be some hundredths of a short answer: the longer it has not
+        paid, the fewer texts try it.
+        """
         self.guard.renew()
+        self._idle_texts += 1
+        if self._idle_texts >= self._patience:
+            self._explored = min(self._explored, _EXPLORED - 1)
+            self._idle_texts, self._patience = 0, min(2 * self._patience, _LONGEST_PATIENCE)
 
     def plan(self, depth: int) -> DraftPlan:
         """Return the plan of the next step."""
@@ -225,7 +235,10 @@ class AdaptivePolicy:
         self._watch(outcome, plain_s, cost_s * self.guard.pace, plan)
         if plan is None:
             return
-        self._explored += plan.passes > 0 and outcome.num_drafted > 0
+        if plan.passes and outcome.num_drafted:
+            self._explored += 1
+            if not isinstance(plan, _Trial):
+                self._idle_texts, self._patience = 0, 1
         self._idle_steps = 0 if outcome.num_drafted else self._idle_steps + 1
         if self._throughput is None:
             self._throughput = ForgettingRatio(10.0, 10.0 * plain_s, keep=0.95)

@@ -207,6 +207,26 @@ def test_it_speculates_again_once_it_pays() -> None:
     assert speed(policy, costs, code, tokens=3000) >= 0.9 * best_fixed(costs, code)
 
 
+def test_the_longer_drafting_does_not_pay_the_fewer_texts_try_it() -> None:
+    """One in four in the end; and it is back within four texts where it pays."""
+    costs = Costs(STEEP, 0.3)
+    policy = adaptive(costs, prose)
+    speed(policy, costs, prose, tokens=1000)
+    tries = []
+    for _ in range(24):
+        policy.renew()
+        tries.append(policy._explored < 6)
+        speed(policy, costs, prose, tokens=40)
+    assert tries[0]
+    assert sum(tries[4:]) == 5
+    flat = Costs(FLAT, 0.1)
+    policy.costs = flat
+    for _ in range(4):
+        policy.renew()
+        speed(policy, flat, code, tokens=2000)
+    assert speed(policy, flat, code, tokens=3000) >= 0.9 * best_fixed(flat, code)
+
+
 def test_decisions_never_see_a_drawn_token() -> None:
     """The plan is told confidences and chances only, before the draw: nothing in its interface carries a token."""
     plan = adaptive(Costs(FLAT, 0.1), code)
