@@ -1,7 +1,7 @@
 """Batches of real models say what one at a time says.
 
-Kernels differ with the size of a pass: a difference is allowed where it is within the noise measured on that very
-row, and what follows it is checked as well (see tests/replays.py).
+Kernels differ with the size of a pass: a first difference is allowed where it is within the noise measured on that
+very prefix, and they are counted (see test_exactness_real).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from localspec.backend.llamacpp import LlamaContext
 from localspec.batching import BatchRequest
 from localspec.sampling import SamplingParams, record_seed
 from localspec.session import Session
-from tests.replays import check_same, race
+from tests.test_exactness_real import check_same
+from tests.test_laws_real import near_tie
 
 pytestmark = pytest.mark.model
 
@@ -43,13 +44,6 @@ def session(smollm2_path: Path, smollm2_q4_0_path: Path) -> Iterator[Session]:
         target=smollm2_path, draft=smollm2_q4_0_path, context=256, parallel=8, threads=1, use_profile=False
     ) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def reader(session: Session) -> Iterator[LlamaContext]:
-    context = LlamaContext(session.pair.target.model, capacity=256, threads=1)
-    yield context
-    context.close()
 
 
 def records(rule: str = "block", params: SamplingParams = GREEDY) -> list[BatchRequest]:
@@ -81,23 +75,39 @@ def plain(session: Session) -> dict[str, list[int]]:
 @pytest.mark.parametrize("parallel", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_draft_tokens", [0, GAMMA])
 def test_greedy_batches_are_greedy_decoding(
-    session: Session, reader: LlamaContext, plain: dict[str, list[int]], parallel: int, num_draft_tokens: int
+    session: Session, plain: dict[str, list[int]], parallel: int, num_draft_tokens: int
 ) -> None:
     found = tokens(session, records(), parallel=parallel, num_draft_tokens=num_draft_tokens)
+    ties = 0
+    context = LlamaContext(session.pair.target.model, capacity=256, threads=1)
     for record in records():
-        check_same(reader, session.encode(record.prompt), plain[record.id], found[record.id])
+        prompt = session.encode(record.prompt)
+        ties += plain[record.id] != found[record.id]
+        check_same(plain[record.id], found[record.id], prompt, context, max(2, parallel * (num_draft_tokens + 1)))
+    # Each of them is a near-tie, of which this small model has one in a hundred tokens.
+    assert ties <= 7, f"{ties} of {len(QUESTIONS)} answers differ"
 
 
-def test_a_seed_decides_under_the_coupled_rule(session: Session, reader: LlamaContext) -> None:
-    """At a temperature, whatever runs beside a record."""
+def test_a_seed_decides_under_the_coupled_rule(session: Session) -> None:
+    """At a temperature, whatever runs beside a record: texts are the same, or first differ at a near-tie."""
     params = SamplingParams(temperature=0.8)
     requests = records("coupled", params)
     alone = tokens(session, requests, parallel=1, num_draft_tokens=0)
+    context = LlamaContext(session.pair.target.model, capacity=256, threads=1)
     for order, parallel in ((1, 4), (-1, 8)):
         found = tokens(session, requests[::order], parallel=parallel, num_draft_tokens=GAMMA)
+        ties = 0
         for request in requests:
-            score = race(params, record_seed(3, request.id))
-            check_same(reader, session.encode(request.prompt), alone[request.id], found[request.id], score)
+            one, other = alone[request.id], found[request.id]
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+            if at is None:
+                assert one == other
+                continue
+            prefix = [*session.encode(request.prompt), *one[: at + 1]]
+            tie = near_tie(context, params, prefix, other[at], record_seed(3, request.id))
+            assert tie.excuses, tie
+            ties += 1
+        assert ties <= 9, f"{ties} of {len(QUESTIONS)} answers differ"
 
 
 def test_a_common_prefix_is_read_once(session: Session) -> None:

@@ -7,12 +7,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from localspec.backend import Span
 from localspec.backend.native import NativeContext
@@ -22,7 +22,7 @@ from localspec.generation import Generation, Request
 from localspec.policy import FixedPolicy
 from localspec.sampling import (
     Law,
-    Rule,
+    PositionNoise,
     SamplingParams,
     StepNoise,
     Stream,
@@ -32,7 +32,6 @@ from localspec.sampling import (
     verify_laws,
 )
 from tests.backends import open_model
-from tests.replays import check_same, race, read
 from tests.stats import g_test, holm_rejects
 
 pytestmark = pytest.mark.model
@@ -91,69 +90,130 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
 def test_coupled_text_is_plain_text(contexts: tuple[NativeContext, NativeContext], params: SamplingParams) -> None:
     """1,000 tokens at each setting, ten sequences in a batch, every one what plain decoding gives at the same seed.
 
-    Near-ties aside, which tests/replays.py measures; what follows one is checked against the rule itself.
+    Kernels round differently in passes of different sizes. A token may differ where the two arrive closer together
+    than twice the noise of the logits, measured on that very prefix; the text then goes on from the plain one.
     """
     shared = engine(contexts)
     vocabulary = contexts[0].model.vocabulary
-    reader = NativeContext(contexts[0].model, capacity=CAPACITY)
+
+    def request(seed: int, gamma: int, prompt: list[int], max_tokens: int) -> Request:
+        return Request(
+            prompt=prompt,
+            params=params,
+            max_tokens=max_tokens,
+            seed=seed,
+            rule="coupled",
+            policy=FixedPolicy(gamma),
+        )
+
     prompts = [vocabulary.tokenize(PROMPTS[seed % len(PROMPTS)]) for seed in range(20)]
-
-    def texts(gamma: int) -> list[Generation]:
-        how = {"params": params, "max_tokens": 50, "rule": "coupled", "policy": FixedPolicy(gamma)}
-        return run(shared, [Request(prompt=prompt, seed=seed, **how) for seed, prompt in enumerate(prompts)])  # type: ignore[arg-type]
-
-    accepted = 0
-    for plain, drafted in zip(texts(0), texts(GAMMA), strict=True):
-        assert len(drafted.tokens) == 50
-        check_same(reader, plain.request.prompt, plain.tokens, drafted.tokens, race(params, plain.request.seed))
-        accepted += drafted.stats.accepted
-    reader.close()
+    plain = run(shared, [request(seed, 0, prompt, 50) for seed, prompt in enumerate(prompts)])
+    texts = [g.history for g in plain]
+    pending = [request(seed, GAMMA, prompt, 50) for seed, prompt in enumerate(prompts)]
+    compared = accepted = 0
+    ties = []
+    while pending:
+        again = []
+        shared.clear()  # near-ties were measured in a sequence that the engine believes to know
+        for g in run(shared, pending):
+            text, start = texts[g.request.seed], g.stats.prompt_tokens
+            same = next((i for i in range(start, len(text)) if g.history[i] != text[i]), len(text))
+            compared += same - start
+            accepted += g.stats.accepted
+            if same < len(text):
+                ties.append(near_tie(contexts[0], params, text[: same + 1], g.history[same], g.request.seed))
+                if same + 1 < len(text):
+                    again.append(request(g.request.seed, GAMMA, text[: same + 1], len(text) - same - 1))
+        pending = again
+    print(f"{compared} tokens alike, {len(ties)} near-ties, {accepted} drafted tokens accepted")
+    for tie in ties:
+        print(tie)
+    assert compared + len(ties) == 20 * 50
     assert accepted > 300
+    assert all(tie.excuses for tie in ties)
+    assert len(ties) <= 40
 
 
-# --- sampling -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class NearTie:
+    """How far apart two tokens arrive (log time, in units of logits), and the largest noise of a logit of the row."""
+
+    margin: float
+    noise: float
+
+    @property
+    def excuses(self) -> bool:
+        return self.margin <= 2 * self.noise
 
 
-def test_speculative_samples_have_the_targets_law(contexts: tuple[NativeContext, NativeContext]) -> None:
-    """G-tests on SmolLM2 and its Q4_0 draft against the enumerated law; false alarm 1e-3 over all of them.
+def near_tie(context: NativeContext, params: SamplingParams, plain: list[int], token: int, seed: int) -> NearTie:
+    """Measure the last token of ``plain`` against ``token``, by passes of several sizes over what stands before."""
+    prefix, both = plain[:-1], np.array([plain[-1], token])
+    differences, rows = [], []
+    for size in (1, 2, GAMMA + 1, 8, len(prefix)):
+        context.truncate(0, 0)
+        for at in range(0, len(prefix), size):
+            row = context.decode([Span(0, prefix[at : at + size], 1)])[-1]
+        rows.append(row.copy())
+        differences.append(np.diff(np.log(law(row, params, prefix)[both]))[0] * params.temperature)
+    arrivals = np.diff(np.log(PositionNoise(seed, len(prefix)).at(both)))[0] * params.temperature
+    margin = min(abs(arrivals - difference) for difference in differences)
+    # Of the whole row: five passes show too little of what the passes of ten sequences did to just two logits.
+    noise = max(float(np.abs(row - rows[0]).max()) for row in rows[1:])
+    return NearTie(margin, noise)
 
-    Three tokens are all that can come, which is cut nowhere, so that the noise of kernels moves chances only a
-    little; the draft is colder, so that much of what it drafts is rejected. The first token of a generation is never
-    drafted: compared are the second token, and the second to fourth together, in 600 generations under each rule. A
-    difference of 0.12 in total variation would be noticed with a probability above 0.9.
+
+# --- two samples --------------------------------------------------------------------------------------------------
+
+
+def two_sample_g_test(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """Return the p-value of two samples having one law: outcomes rarer than 10 in both together are merged."""
+    counts = [Counter(one), Counter(other)]
+    both = counts[0] + counts[1]
+    cells = [cell for cell, count in both.items() if count >= 10]
+    table = np.array(
+        [[c[cell] for cell in cells] + [c.total() - sum(c[cell] for cell in cells)] for c in counts], float
+    )
+    table = table[:, table.sum(axis=0) > 0]
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    seen = table > 0
+    statistic = 2 * float((table[seen] * np.log(table[seen] / expected[seen])).sum())
+    return float(chi2.sf(statistic, table.shape[1] - 1))
+
+
+def test_speculative_samples_have_the_law_of_plain_ones(contexts: tuple[NativeContext, NativeContext]) -> None:
+    """Two-sample G-tests on SmolLM2 and its Q4_0 draft; false alarm 1e-3 over all of them.
+
+    The first token of a generation is never drafted, so the prompt's last token is drawn too: compared are the first
+    token, the second (the first that can be drafted) and the second to fourth together, 800 plain generations against
+    800 of each rule. A difference of 0.1 in total variation would be noticed with a probability above 0.9.
     """
-    target, _draft = contexts
     shared = engine(contexts)
-    prompt = target.model.vocabulary.tokenize(PROMPTS[0])
-    reader = NativeContext(target.model, capacity=CAPACITY)
-    likeliest = np.argsort(read(reader, prompt, 1)[0])[-3:].tolist()
-    params = SamplingParams(temperature=1.2, logit_bias=dict.fromkeys(likeliest, 60.0), presence_penalty=0.5)
-    colder = replace(params, temperature=0.5)
-    joint: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(4):
-        after = {prefix: law(read(reader, [*prompt, *prefix], 1)[0], params, [*prompt, *prefix]) for prefix in joint}
-        joint = {(*prefix, t): p * float(after[prefix][t]) for prefix, p in joint.items() for t in likeliest}
-    reader.close()
-    assert sum(joint.values()) == pytest.approx(1, abs=1e-6)
+    params = SamplingParams(temperature=1.2, top_k=3, repetition_penalty=1.1)
+    prompt = contexts[0].model.vocabulary.tokenize(PROMPTS[0])
+    num_runs = 800
 
-    p_values, drafted, accepted = {}, 0, 0
-    for number, rule in enumerate(get_args(Rule)):
-        how = {"params": params, "draft_params": colder, "max_tokens": 4, "rule": rule, "policy": FixedPolicy(2)}
-        done = run(shared, [Request(prompt=prompt, seed=1000 * number + i, **how) for i in range(600)])
-        for name, part in {"second": slice(1, 2), "second to fourth": slice(1, 4)}.items():
-            expected: Counter[Hashable] = Counter()
-            for tokens, chance in joint.items():
-                expected[tokens[part]] += chance  # type: ignore[assignment]
-            p_values[f"{rule}, {name}"] = g_test([tuple(g.tokens[part]) for g in done], expected)
-        drafted += sum(g.stats.drafted for g in done)
-        accepted += sum(g.stats.accepted for g in done)
-    print(f"{accepted} of {drafted} accepted", {name: round(p, 4) for name, p in p_values.items()})
+    def sample(rule: str, gamma: int, first_seed: int) -> list[tuple[int, ...]]:
+        requests = [
+            Request(prompt=prompt, params=params, max_tokens=4, seed=seed, rule=rule, policy=FixedPolicy(gamma))  # type: ignore[arg-type]
+            for seed in range(first_seed, first_seed + num_runs)
+        ]
+        return [tuple(g.tokens) for g in run(shared, requests)]
+
+    plain = sample("block", 0, 0)
+    parts = {"first": slice(0, 1), "second": slice(1, 2), "second to fourth": slice(1, 4)}
+    p_values = {}
+    for number, rule in enumerate(("token", "block", "coupled"), start=1):
+        drafted = sample(rule, GAMMA, 10_000 * number)
+        for name, part in parts.items():
+            p_values[f"{rule}, {name}"] = two_sample_g_test([t[part] for t in plain], [t[part] for t in drafted])
+    print({name: round(p, 4) for name, p in p_values.items()})
     assert holm_rejects(p_values, 1e-3) == []
 
 
 # --- a replay of recorded rows ------------------------------------------------------------------------------------
 
-REPLAYS = int(os.environ.get("LOCALSPEC_REPLAYS", "60000"))
+REPLAYS = int(os.environ.get("LOCALSPEC_REPLAYS", "150000"))
 DEPTH = 3
 REPLAYED = SamplingParams(temperature=1.0, top_k=4)
 
@@ -226,7 +286,7 @@ def replay(p: Laws, q: Laws, rule: str, num_runs: int) -> Iterator[tuple[int, ..
 def test_a_replay_of_real_rows_follows_the_enumeration(qwen_target_path: Path, qwen_draft_path: Path) -> None:
     """G-tests of whole steps of the default pair, top-k 4 and three drafted tokens; false alarm 1e-3 over both rules.
 
-    LOCALSPEC_REPLAYS sets how many steps each rule replays. At 60,000 a total variation of 0.03 would be noticed
+    LOCALSPEC_REPLAYS sets how many steps each rule replays. At 150,000 a total variation of 0.02 would be noticed
     with a probability above 0.9.
     """
     q = recorded(qwen_draft_path, PROMPTS[2], None, DEPTH - 1)

@@ -88,12 +88,14 @@ def test_another_model_or_setting_is_refused(models, smollm2_path, tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_killed_again_and_again_it_says_what_it_would_have(smollm2_path, smollm2_q4_0_path):
-    """The short form of scripts/stress_batch.py, which has what is checked: near-ties are measured, each of them."""
-    command = [sys.executable, ROOT / "scripts" / "stress_batch.py", "--rows", "12", "--kills", "3"]
+    """The short form of scripts/stress_batch.py, which has what is checked."""
+    command = [sys.executable, ROOT / "scripts" / "stress_batch.py", "--rows", "20", "--kills", "4"]
     models = ["--target", smollm2_path, "--draft", smollm2_q4_0_path]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, *models], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert report["kills"] >= 2
-    assert report["equal"] + report["near_ties"] == 12
+    assert report["kills"] >= 3
+    assert report["equal"] + report["near_ties"] == 20
+    # Half of the rows are greedy; every difference of the others was measured to be a near-tie: 3 tokens in 100 are.
+    assert report["near_ties"] <= 10, report

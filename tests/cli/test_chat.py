@@ -14,7 +14,7 @@ from localspec.conversation import Conversation, Turn, load_conversation
 from localspec.errors import InvalidOptionError
 from localspec.sampling import SamplingParams
 from localspec.session import load_pair
-from tests.replays import check_replay
+from tests.cli.replay import check_replay
 
 pytestmark = pytest.mark.model
 
@@ -72,7 +72,7 @@ class Recorder:
         generation = self.streams[-1]._generation
         messages = self.talk.conversation.retry().messages()
         assert generation.request.prompt == self.talk.session.encode(messages)
-        check_replay(judge, generation.request.prompt, generation.tokens, prompt_singly=True)
+        check_replay(judge, generation.request.prompt, generation.tokens)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.backend.llamacpp import LlamaContext
 from localspec.session import load_pair
-from tests.replays import check_replay
+from tests.cli.replay import check_replay
 
 pexpect = pytest.importorskip("pexpect")
 pytestmark = [pytest.mark.model, pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")]
@@ -296,5 +296,5 @@ def _check(talk, path):
             if message["role"] == "assistant":
                 tokens = session.vocabulary.tokenize(message["content"])
                 # The last token of a text may have been another one, cut by the end.
-                check_replay(judge, session.encode(messages[:i]), tokens[:-1], prompt_singly=True)
+                check_replay(judge, session.encode(messages[:i]), tokens[:-1])
         judge.close()
