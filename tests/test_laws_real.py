@@ -147,14 +147,27 @@ class NearTie:
 
 
 def near_tie(context: NativeContext, params: SamplingParams, plain: list[int], token: int, seed: int) -> NearTie:
-    """Measure the last token of ``plain`` against ``token``, by passes of several sizes over what stands before."""
+    """Measure the last token of ``plain`` against ``token``, by several ways to read what stands before.
+
+    By passes of several sizes, and with so many tokens of another sequence after each of them: where the tokens of a
+    sequence lie in the cache decides in which order attention adds them up.
+    """
     prefix, both = plain[:-1], np.array([plain[-1], token])
     differences, rows = [], []
-    for size in (1, 2, GAMMA + 1, 8, len(prefix)):
+    for sequence in range(1, context.num_sequences):
+        context.truncate(sequence, 0)
+    shared = context.num_sequences > 1
+    for size, others in ((1, 0), (2, 0), (GAMMA + 1, 0), (8, 0), (len(prefix), 0), (1, 1), (2, 3), (GAMMA + 1, 2)):
+        if others and not shared:
+            break
         context.truncate(0, 0)
+        if shared:
+            context.truncate(1, 0)
         for at in range(0, len(prefix), size):
-            row = context.decode([Span(0, prefix[at : at + size], 1)])[-1]
-        rows.append(row.copy())
+            row = context.decode([Span(0, prefix[at : at + size], 1)])[-1].copy()
+            if others and at + size < len(prefix) and context.length(1) + others <= context.capacity:
+                context.decode([Span(1, prefix[:others], 0)])
+        rows.append(row)
         differences.append(np.diff(np.log(law(row, params, prefix)[both]))[0] * params.temperature)
     arrivals = np.diff(np.log(PositionNoise(seed, len(prefix)).at(both)))[0] * params.temperature
     margin = min(abs(arrivals - difference) for difference in differences)

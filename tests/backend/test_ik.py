@@ -171,7 +171,7 @@ USE = """
 import json, sys
 from localspec import load_pair
 session = load_pair(target=sys.argv[1], context=128, threads=1, backend="ik")
-result = session.generate("The capital of France is", max_tokens=8, raw=True)
+result = session.generate("The capital of France is", max_tokens=8, raw=True, seed=1)
 print(json.dumps([len(result.tokens), [n for n in ("llama_cpp", "ik_llama_cpp") if n in sys.modules]]))
 try:
     import localspec.backend.llamacpp
@@ -186,7 +186,9 @@ def test_with_it_nothing_imports_llama_cpp(smollm2_path: Path) -> None:
     command = [sys.executable, "-c", USE, str(smollm2_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     lines = done.stdout.splitlines()
-    assert json.loads(lines[0]) == [8, []]
+    num_tokens, imported = json.loads(lines[0])
+    assert num_tokens >= 1
+    assert imported == []
     assert lines[1] == "BackendError"
     assert done.stderr == ""
 
