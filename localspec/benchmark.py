@@ -245,7 +245,7 @@ def _run(
 ) -> _Trial:
     kind, temperature = key
     prompts = [prompt.content for prompt in settings.prompts if prompt.kind == kind]
-    session.engine.clear()  # else the first side would read the prompt for the others
+    session.clear()  # else the first side would read the prompt for the others
     stats = session.generate(
         prompts[trial % len(prompts)],
         replace(settings.params, temperature=temperature),

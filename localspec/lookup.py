@@ -113,7 +113,7 @@ class MatchRecord:
     """How often the token after a match was the next one, by the length of the match."""
 
     def __init__(self) -> None:
-        self._rates = [ForgettingRatio(_WEIGHT * prior, _WEIGHT, keep=0.98) for prior in _PRIORS]
+        self._rates = [_rate(prior) for prior in _PRIORS]
 
     def renew(self) -> None:
         """Begin another text: half of what was learned of earlier ones is believed, and soon outweighed.
@@ -121,8 +121,7 @@ class MatchRecord:
         Texts differ more than lengths of match do: an edited file is copied line by line, and in prose what matched
         four tokens is mostly chance.
         """
-        for rate, prior in zip(self._rates, _PRIORS, strict=True):
-            rate.numerator, rate.denominator = _WEIGHT * (rate.value + prior) / 2, _WEIGHT
+        self._rates = [_rate((rate.value + prior) / 2) for rate, prior in zip(self._rates, _PRIORS, strict=True)]
 
     def add(self, length: int, right: bool) -> None:
         """Take note of one."""
@@ -138,6 +137,10 @@ _STARTS = (2, 3, 4, 6, 8, 12, 16, 24)  # lengths of match that count as alike be
 _PRIORS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 _WEIGHT = 4.0  # of what is believed beforehand, in tokens seen
 _BUCKETS = [max(0, sum(start <= length for start in _STARTS) - 1) for length in range(_LONGEST + 1)]
+
+
+def _rate(believed: float) -> ForgettingRatio:
+    return ForgettingRatio(_WEIGHT * believed, _WEIGHT, keep=0.98)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _side(name: str, value: dict[str, Any]) -> str:
     step = value["tokens_per_step"]
     cells = [
         f"**{name}**" if name.startswith("localspec") else name,
-        _spread(value["over_plain_server"]),
+        spread(value["over_plain_server"]),
         f"{value['tokens_per_s']['median']:.1f}",
         f"{value['decoded_per_s']['median']:.1f}",
         "" if step is None else f"{step:.2f}",
@@ -51,7 +51,7 @@ def comparisons(data: dict[str, Any]) -> str:
         lines += [f"**{title}**", "", "| | tokens/s | after the first | time to the first | peak memory |"]
         lines.append("|---|---|---|---|---|")
         for name, value in cell["ratios"].items():
-            shown = [_spread(value[quantity]) for quantity in ("tokens_per_s", "decoded_per_s", "first_s")]
+            shown = [spread(value[quantity]) for quantity in ("tokens_per_s", "decoded_per_s", "first_s")]
             lines.append(f"| {name} | {' | '.join(shown)} | {value['peak_bytes']:.2f} |")
         lines.append("")
     return "\n".join(lines)
@@ -67,7 +67,7 @@ def kinds(data: dict[str, Any]) -> str:
         for temperature, cell in found["temperatures"].items():
             for kind, value in cell["kinds"].items():
                 shown = [
-                    _spread(value["ratios"][name]["tokens_per_s"]) if name in value["ratios"] else ""
+                    spread(value["ratios"][name]["tokens_per_s"]) if name in value["ratios"] else ""
                     for name in ("localspec, auto", "localspec on ik, auto", "localspec on ik, cut draft, auto")
                 ]
                 best = value["best of llama-server"].removeprefix("llama-server, ")
@@ -92,10 +92,10 @@ def setting(data: dict[str, Any]) -> str:
     )
 
 
-def _spread(value: dict[str, float]) -> str:
-    if value["low"] == value["high"]:
-        return f"{value['median']:.2f}"
-    return f"{value['median']:.2f} ({value['low']:.2f}–{value['high']:.2f})"
+def spread(value: dict[str, float], form: str = "{:.2f}") -> str:
+    """Return a median and, where there was more than one, the lowest and the highest."""
+    median, low, high = (form.format(value[key]) for key in ("median", "low", "high"))
+    return median if value["low"] == value["high"] else f"{median} ({low}–{high})"
 
 
 def _cells(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

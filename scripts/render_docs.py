@@ -17,6 +17,7 @@ from typing import Any
 
 import _peers_page
 import click
+from _peers_page import spread
 
 from localspec.wording import counted
 
@@ -267,17 +268,10 @@ def lookup_table() -> str:
 
 
 def mutants_table() -> str:
-    if not (ROOT / "benchmarks" / "mutants.json").exists():
-        return ""
     lines = ["| what is broken | parts of `check` that notice it |", "|---|---|"]
     for name, parts in load("mutants")["failed"].items():
         lines.append(f"| {name} | {', '.join(parts) or 'none'} |")
     return "\n".join([*lines, ""])
-
-
-def spread(value: dict[str, float], form: str) -> str:
-    median, low, high = (form.format(value[key]) for key in ("median", "low", "high"))
-    return f"{median} ({low}–{high})"
 
 
 def cli_reference() -> str:

@@ -35,13 +35,15 @@ class Recording:
         ends_at_once: float | None = None,
     ) -> None:
         profile = None if verdicts is None else SimpleNamespace(verdicts=verdicts)
-        self.engine = SimpleNamespace(clear=lambda: self.cleared.append(len(self.asked)))
         self.cleared: list[int] = []
         self.pair = SimpleNamespace(draft=object(), profile=ProfileLookup(profile, None))  # type: ignore[arg-type]
         self.asked: list[tuple[str, float, int | None, int]] = []
         self._tokens = tokens
         self._interrupt_at = interrupt_at
         self._ends_at_once = ends_at_once
+
+    def clear(self) -> None:
+        self.cleared.append(len(self.asked))
 
     def generate(self, prompt: str, params: SamplingParams, **options: Any) -> Any:
         if len(self.asked) == self._interrupt_at:

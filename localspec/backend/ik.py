@@ -195,7 +195,8 @@ class _Binding:
         The library crashes where a pass is one token given as an embedding; twice the same one goes well, and the
         second is forgotten.
         """
-        self._close_holes(context)
+        if not self._close_holes(context):
+            return -1
         if batch.token or batch.n_tokens != 1:
             return self._decode(context, batch)
         position, sequence = batch.pos[0], batch.seq_id[0][0]
@@ -220,20 +221,24 @@ class _Binding:
                     self.truncate(context, sequence, batch.pos[i])
         return code
 
-    def _close_holes(self, context: _Context) -> None:
-        """Move what the cache holds to its beginning.
+    def _close_holes(self, context: _Context) -> bool:
+        """Move what the cache holds to its beginning; False if the library does not, and rows would be wrong.
 
         A sequence that is rolled back, or ends, leaves holes between the others' tokens. The library looks for the
         end of what it holds at every 32nd place (with flash attention every 256th), and where a hole is there, what
         lies beyond is not attended to. One call moves a limited number of runs of tokens.
         """
-        for _ in range(context.view.n_cells if context.has_holes else 0):
-            free = self._free_room(context)
-            if free == context.view.n_cells - context.view.used_cells:
-                break
+        if not context.has_holes:
+            return True
+        for _ in range(context.view.n_cells):
+            if self._free_room(context) == context.view.n_cells - context.view.used_cells:
+                context.has_holes = False
+                return True
             self._native.llama_kv_cache_defrag(context.pointer)
-            self._native.llama_kv_cache_update(context.pointer)
-        context.has_holes = False
+            if self._native.llama_kv_cache_update(context.pointer) != 0:
+                break
+        on_log(0, b"error: the cache cannot be moved together\n", None)
+        return False
 
     def _free_room(self, context: _Context) -> int:
         """Return how many places there are behind the last token that the cache holds; 0 where holes are larger."""

@@ -53,7 +53,7 @@ class EnumeratedStep:
         q: Sequence[Law],
         size: int,
         *,
-        near: float = 1e-6,
+        near: float = 1e-12,
         least: float = TOLERANCE,
     ) -> EnumeratedStep:
         """Enumerate a step, of a vocabulary of ``size`` tokens, with ``verification_law``."""

@@ -193,6 +193,41 @@ def test_with_it_nothing_imports_llama_cpp(smollm2_path: Path) -> None:
     assert done.stderr == ""
 
 
+STUCK = """
+import sys
+from pathlib import Path
+from localspec.backend import Span
+from localspec.backend.ik import BINDING, IkContext, IkModel
+from localspec.errors import EvaluationError
+context = IkContext(IkModel(Path(sys.argv[1])), capacity=64, num_sequences=2, threads=1)
+context.decode([Span(0, [300, 400, 500], 0)])
+context.decode([Span(1, [600, 700], 0)])
+context.truncate(0, 1)  # leaves a hole before what the other holds
+update = BINDING._native.llama_kv_cache_update
+for stuck in (lambda _context: 1, lambda _context: 0):
+    BINDING._native.llama_kv_cache_update = stuck
+    try:
+        context.decode([Span(1, [800], 1)])
+    except EvaluationError as error:
+        print(error)
+BINDING._native.llama_kv_cache_update = update
+context.decode([Span(1, [800], 1)])
+print([context.recount(sequence) for sequence in range(2)])
+"""
+
+
+@pytest.mark.model
+def test_a_cache_that_keeps_its_holes_is_an_error(smollm2_path: Path) -> None:
+    """Rows would be of a part of the text; and nothing is lost by it."""
+    require_library()
+    command = [sys.executable, "-c", STUCK, str(smollm2_path)]
+    *errors, lengths = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
+    assert ["cannot be moved together" in error for error in errors] == [True, True]
+    assert lengths == "[1, 3]"
+
+
 @pytest.mark.model
 @pytest.mark.skipif(BACKEND == "ik", reason="these are the tests that this one runs")
 @pytest.mark.parametrize(
