@@ -6,7 +6,8 @@ its position, past acceptances and timings. No drawn token is ever thrown away, 
 Costs are the measured curves: a busy machine slows all passes alike and should not change a decision. The clock is
 used for two things. Passes over several tokens, and the draft's, may have become dearer or cheaper *relative to plain
 decoding* since the curves were measured (other programs take memory bandwidth, which plain decoding lives on, or
-cores): slow averages of these two ratios scale the curves. And the guard stops speculation that loses all the same.
+cores): slow averages of both, over the pace of plain steps, scale the curves. And the guard stops speculation that
+loses all the same.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Protocol
 
 from localspec.averages import ForgettingRatio
 from localspec.confidence import ConfidenceModel
-from localspec.policy import DraftPlan, FixedPolicy, StepOutcome
+from localspec.policy import EXPECTED_TOKENS, DraftPlan, FixedPolicy, StepOutcome
 
 __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 
 _PLAIN = FixedPolicy(0)
 _EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
-_CATCH_UP_STEPS = 64  # over which it must pay for what a draft that was left behind has to read
+_OTHER_MACHINE = 0.5  # of what a plain step takes by the curve
+_TRIAL_SHARE = 0.02  # of what a text takes: what the draft may have to read for a mere trial
 _LONGEST_PATIENCE = 4  # texts without a try
 _PROBE_AFTER = 128  # steps that copied nothing
 _PROBE_CHANCE = 0.5  # of a copied token that is worth trying for that reason
@@ -160,9 +162,9 @@ class AdaptivePolicy:
         self.lookup_guard = Guard(credit=32.0)
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
         self._correction = ForgettingRatio(20.0, 20.0, keep=0.98)
-        # What passes over several tokens, and the draft's, take by the clock, relative to plain ones.
-        self._verify_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
-        self._draft_pace = ForgettingRatio(2.0, 2.0, keep=0.95)
+        # Seconds of passes over several tokens, and of the draft's, by the clock / by their curves; like Guard.pace.
+        self._verify_clock: ForgettingRatio | None = None
+        self._draft_clock: ForgettingRatio | None = None
         self._explored = 0
         self._idle_steps = 0
         self._idle_texts = 0
@@ -189,6 +191,14 @@ class AdaptivePolicy:
         copies = self.lookup and self.lookup_guard.allows
         if not (drafts or copies):
             return _PLAIN
+        if self._verify_clock is None or self._draft_clock is None:
+            # Who finds plain decoding slower expects the same of everything: other programs take time. Who finds it
+            # faster does not: memory bandwidth has come back, which passes over several tokens do not live on. Twice
+            # as fast is no such thing: these curves are of another machine.
+            pace = self.guard.pace
+            clock = pace if pace < _OTHER_MACHINE else max(1.0, pace)
+            self._verify_clock = ForgettingRatio(2.0 * clock, 2.0, keep=0.95)
+            self._draft_clock = ForgettingRatio(2.0 * clock, 2.0, keep=0.95)
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
         plan: type[_Plan] = _Plan
@@ -196,7 +206,7 @@ class AdaptivePolicy:
             plan = _Trial
         elif copies and self._idle_steps >= _PROBE_AFTER:
             plan = _CopyProbe
-        table = self._table.scaled(self._verify_pace.value, self._draft_pace.value)
+        table = self._table.scaled(self._verify_pace, self._draft_pace)
         self._plan = plan(self, table, drafts=drafts, copies=copies)
         return self._plan
 
@@ -215,6 +225,14 @@ class AdaptivePolicy:
     def correction(self) -> float:
         """How much more is accepted than the model says."""
         return self._correction.value
+
+    @property
+    def _verify_pace(self) -> float:
+        return 1.0 if self._verify_clock is None else self._verify_clock.value / self.guard.pace
+
+    @property
+    def _draft_pace(self) -> float:
+        return 1.0 if self._draft_clock is None else self._draft_clock.value / self.guard.pace
 
     def catch_up_s(self, num_lacking: int, depth: int) -> float:
         """Return what reading so many tokens costs the draft, beyond the one or two that every step has to read."""
@@ -251,16 +269,16 @@ class AdaptivePolicy:
     def _learn_costs(self, outcome: StepOutcome, plan: _Plan) -> float:
         """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
         verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
-        if outcome.num_drafted:
-            self._verify_pace.add_ratio((outcome.verify_s + outcome.sampling_s) / (verify_s * self.guard.pace))
-            verify_s *= self._verify_pace.value
+        if outcome.num_drafted and self._verify_clock is not None:
+            self._verify_clock.add_ratio((outcome.verify_s + outcome.sampling_s) / verify_s)
+            verify_s *= self._verify_pace
         draft_s = 0.0  # without a draft model a pass costs infinitely much
         if plan.passes:
             one_s = self.costs.draft_s(1, outcome.depth)
             draft_s = plan.passes * one_s + plan.catch_up_s
-        if draft_s:
-            self._draft_pace.add_ratio(outcome.draft_s / (draft_s * self.guard.pace))
-        return verify_s + draft_s * self._draft_pace.value
+        if draft_s and self._draft_clock is not None:
+            self._draft_clock.add_ratio(outcome.draft_s / draft_s)
+        return verify_s + draft_s * self._draft_pace
 
     def _watch(self, outcome: StepOutcome, plain_s: float, usual_s: float, plan: _Plan | None) -> None:
         """Tell the guards: a plain step to both, any other to the one it concerns."""
@@ -324,12 +342,14 @@ class _Plan:
         self.copied = count
         return count
 
-    def runs(self, num_lacking: int = 1) -> bool:
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
-        catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
-        if self._next_gain() <= self._price * catch_up_s / _CATCH_UP_STEPS:
-            return False
-        self.catch_up_s += catch_up_s
+        reading_s = self._policy.catch_up_s(num_lacking + num_unread, self._table.depth)
+        steps = max(1, num_expected // 2)
+        return self._next_gain() > self._price * reading_s / steps and self._run(num_lacking)
+
+    def _run(self, num_lacking: int) -> bool:
+        self.catch_up_s += self._policy.catch_up_s(num_lacking, self._table.depth)
         self.passes += 1
         return True
 
@@ -365,14 +385,16 @@ class _Plan:
 
 
 class _Trial(_Plan):
-    """A step that drafts one token at least, whatever it is worth, to see whether costs are what they were."""
+    """A step that drafts one token at least, whatever it is worth, to see whether costs are what they were.
 
-    def runs(self, num_lacking: int = 1) -> bool:
-        if self.passes:
-            return super().runs(num_lacking)
-        self.catch_up_s = self._policy.catch_up_s(num_lacking, self._table.depth)
-        self.passes += 1
-        return True
+    Only where the draft has little to read for that: otherwise the costs that are known decide.
+    """
+
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
+        reading_s = self._policy.catch_up_s(num_lacking + num_unread, self._table.depth)
+        if self.passes or reading_s > _TRIAL_SHARE * num_expected * self._table.verify_s[0]:
+            return super().runs(num_lacking, num_unread, num_expected)
+        return self._run(num_lacking)
 
     def draws(self, confidence: Callable[[], float]) -> bool:
         if self.predicted:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localspec.backend import Context, Span
 from localspec.errors import InvalidLogitsError
-from localspec.policy import DraftPlan
+from localspec.policy import EXPECTED_TOKENS, DraftPlan
 from localspec.sampling import Ids, Law, PositionNoise, RecentTokens, SamplingParams, StepNoise, make_law
 
 Row = NDArray[np.float32]
@@ -45,6 +45,7 @@ class DraftRequest:
         noise: where the draws come from.
         coupled_seed: under the coupled rule, the seed of the noise that target and draft share.
         prompt_length: of the first tokens of the history; the time to read these is not the step's.
+        num_expected: tokens that may be expected to follow.
         progress: called as by ``read_ahead`` while a draft reads a prompt, and may raise.
     """
 
@@ -56,6 +57,7 @@ class DraftRequest:
     noise: StepNoise
     coupled_seed: int | None = None
     prompt_length: int = 0
+    num_expected: int = EXPECTED_TOKENS
     progress: Progress | None = None
 
     def draw(self, law: Law, index: int) -> int:
@@ -187,10 +189,11 @@ class ModelDrafter:
         if draft.tokens:
             return request.plan.runs()
         history, held = request.history, self.context.length(request.sequence)
-        # A prompt is read once, and no matter of this step.
-        if not request.plan.runs(len(history) - max(request.prompt_length, held)):
+        unread = max(0, request.prompt_length - held)
+        if not request.plan.runs(len(history) - held - unread, unread, request.num_expected):
             return False
         if len(history) - held > _RIDES_ALONG:
+            # A prompt is read once, and no matter of this step.
             started = perf_counter()
             read_ahead(self.context, request.sequence, history[: request.prompt_length], request.progress)
             draft.prefill_s = perf_counter() - started

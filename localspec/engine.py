@@ -24,7 +24,7 @@ from localspec.backend import Context, Span
 from localspec.drafters import Draft, Drafter, DraftRequest, chunk_size, read_ahead
 from localspec.errors import ContextOverflowError, InvalidLogitsError, InvalidOptionError, RollbackError
 from localspec.generation import Generation, Request, Step, StepTimes
-from localspec.policy import StepOutcome
+from localspec.policy import EXPECTED_TOKENS, StepOutcome
 from localspec.sampling import (
     Law,
     RecentTokens,
@@ -220,6 +220,8 @@ class Engine:
             noise,
             coupled_seed=coupled_seed,
             prompt_length=g.stats.prompt_tokens,
+            # What has gone on for long goes on: as much again as there is.
+            num_expected=min(room + 1, max(EXPECTED_TOKENS, g.stats.tokens)),
             progress=g.request.progress,
         )
 

@@ -12,10 +12,21 @@ from typing import Protocol
 
 from localspec.errors import InvalidOptionError
 
-__all__ = ["MAX_DRAFT_TOKENS", "DraftPlan", "FixedPolicy", "Policy", "StepOutcome", "check_num_draft_tokens"]
+__all__ = [
+    "EXPECTED_TOKENS",
+    "MAX_DRAFT_TOKENS",
+    "DraftPlan",
+    "FixedPolicy",
+    "Policy",
+    "StepOutcome",
+    "check_num_draft_tokens",
+]
 
 MAX_DRAFT_TOKENS = 64
 """More than any measured curve rewards; a guard against slips of the keyboard."""
+
+EXPECTED_TOKENS = 128
+"""Of an answer of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +71,12 @@ class DraftPlan(Protocol):
         ``chances`` has, for each token that followed the match, the chance that it is accepted if those before are.
         """
 
-    def runs(self, num_lacking: int = 1) -> bool:
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
         """Whether to run the draft forward for one more law.
 
         ``num_lacking`` tokens have to be read for it: one, or two after a step whose drafts all stood, or many where
-        steps before did not run the draft.
+        steps before did not run the draft; and before these ``num_unread`` tokens of the prompt. The time of that has
+        to be won back in the ``num_expected`` tokens that may follow.
         """
 
     def draws(self, confidence: Callable[[], float]) -> bool:
@@ -114,7 +126,7 @@ class FixedPolicy:
         """Return all there are."""
         return len(chances)
 
-    def runs(self, num_lacking: int = 1) -> bool:
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
         """Return True."""
         return True
 

@@ -197,6 +197,38 @@ def test_a_machine_that_stalls_now_and_then_changes_little(stalls: Sequence[int]
     assert speed(adaptive(costs, code), costs, code, stalls=stalls) >= 0.98 * calm
 
 
+@pytest.mark.parametrize(
+    ("costs", "unread", "expected", "drafts"),
+    [
+        (Costs(FLAT, 0.1), 0, 128, True),
+        (Costs(FLAT, 0.1), 300, 128, True),
+        (Costs(FLAT, 0.1), 300, 16, False),
+        (Costs(FLAT, 0.1), 3000, 128, False),
+        (Costs(FLAT, 0.1), 3000, 2000, True),
+        (Costs(STEEP, 0.5), 0, 128, True),  # a trial
+        (Costs(STEEP, 0.5), 4, 128, True),
+        (Costs(STEEP, 0.5), 20, 128, False),
+        (Costs(STEEP, 0.5), 20, 2000, True),
+    ],
+)
+def test_a_prompt_is_read_by_the_draft_only_if_that_is_won_back(
+    costs: Costs, unread: int, expected: int, drafts: bool
+) -> None:
+    """Gains of about one token a step against what reading takes; and no trial dearer than 2% of a text."""
+    plan = ready(adaptive(costs, code)).plan(0)
+    assert plan.runs(1, unread, expected) == drafts
+
+
+@pytest.mark.parametrize(("plain", "drafts"), [(1.0, True), (0.7, False), (3.0, True), (0.01, True)])
+def test_plain_steps_faster_than_their_curve_tell_that_drafting_gains_less(plain: float, drafts: bool) -> None:
+    """Of passes over several tokens nothing is known yet; curves off by more than twice are not this machine's."""
+    policy = adaptive(Costs([1.0, 1.1, 1.35, 1.53], 0.3), prose)
+    for _ in range(2):
+        policy.plan(0)
+        policy.observe(outcome(1, plain))
+    assert policy.plan(0).runs(1, 40, 400) == drafts
+
+
 def test_it_speculates_again_once_it_pays() -> None:
     """A text where the draft is always wrong, then others where it is right."""
     costs = Costs(FLAT, 0.1)
@@ -393,7 +425,9 @@ def test_hopeless_copies_are_left_alone_whatever_is_guessed(chances: list[float]
 def test_copies_are_tried_again_in_case_costs_have_changed() -> None:
     """After 128 idle steps one token that is likely enough is copied, whatever it is worth; not one that is not."""
     policy = ready(lookup_policy(Costs(STEEP, 0.1)))
-    policy._verify_pace.add(1000.0, 1.0)
+    policy.plan(0)
+    assert policy._verify_clock is not None
+    policy._verify_clock.add(1000.0, 1.0)
     for _ in range(127):
         assert policy.plan(0).copies([0.99] * 8) == 0
         policy.observe(outcome(1, 1.0))

@@ -123,8 +123,8 @@ def test_a_prompt_is_read_by_chunks_and_what_follows_in_one_pass() -> None:
 def test_nothing_is_read_for_a_step_that_does_not_run_the_draft() -> None:
     context = FakeContext(MODEL, chunk=4)
     plan = Cautious(0.0, 0)
-    assert drafter(context).draft([request([1] * 11, 3, plan=plan, prompt_length=9)]) == [Draft()]
-    assert (context.passes, plan.lacking) == (0, [2])
+    assert drafter(context).draft([request([1] * 11, 3, plan=plan, prompt_length=9, num_expected=40)]) == [Draft()]
+    assert (context.passes, plan.lacking) == (0, [(2, 9, 40)])
 
 
 def test_reading_ahead_goes_on_where_it_was_interrupted() -> None:
@@ -147,10 +147,10 @@ class Cautious:
     runs_left: int = 99
     limit: int = 9
     seen: list[float] = field(default_factory=list)
-    lacking: list[int] = field(default_factory=list)
+    lacking: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def runs(self, num_lacking: int = 1) -> bool:
-        self.lacking.append(num_lacking)
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = 128) -> bool:
+        self.lacking.append((num_lacking, num_unread, num_expected))
         self.runs_left -= 1
         return self.runs_left >= 0
 

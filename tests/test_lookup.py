@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy, Guard
+from localspec.averages import ForgettingRatio
 from localspec.drafters import Draft, Drafter, DraftRequest, ModelDrafter
 from localspec.engine import Engine
 from localspec.errors import EvaluationError
@@ -147,7 +148,7 @@ class Asked:
         self.seen.append(list(chances))
         return min(self.count, len(chances))
 
-    def runs(self, num_lacking: int = 1) -> bool:
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = 128) -> bool:
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:
@@ -511,7 +512,9 @@ class Costs:
         return 0.1
 
 
-def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere() -> None:
+def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A target that counts: the first half of what it says stands in the prompt, the second is new."""
     counting = MarkovModel(np.eye(60)[[*range(1, 60), 0]])
     drafter = both(counting, capacity=200)
@@ -520,9 +523,8 @@ def test_auto_copies_where_the_text_repeats_itself_and_asks_the_model_elsewhere(
     policy = AdaptivePolicy(Costs(), UNCALIBRATED, lookup=True)
     # Passes of a fake take no time that means anything.
     policy.guard.credit = policy.lookup_guard.credit = 1e9
-    policy._verify_pace.keep = policy._draft_pace.keep = 1.0
-    policy._verify_pace.add(1e9, 1e9)
-    policy._draft_pace.add(1e9, 1e9)
+    monkeypatch.setattr(Guard, "pace", 1.0)
+    policy._verify_clock = policy._draft_clock = ForgettingRatio(1e9, 1e9, keep=1.0)
     for _ in range(40):  # a record that trusts matches
         for length in range(2, 33):
             drafter.lookup.record.add(length, True)

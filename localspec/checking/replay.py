@@ -17,7 +17,7 @@ from localspec.checking.steps import STEP_SHIFTS, Draws, Outcomes, StepBets, Wat
 from localspec.engine import Engine
 from localspec.generation import Generation, Request
 from localspec.lookup import LookupDrafter, LookupOrModel
-from localspec.policy import FixedPolicy, Policy, StepOutcome
+from localspec.policy import EXPECTED_TOKENS, FixedPolicy, Policy, StepOutcome
 from localspec.sampling import Rule, SamplingParams
 
 __all__ = ["THRESHOLD", "check_replay"]
@@ -51,7 +51,7 @@ class _WhileSure:
     def copies(self, chances: Sequence[float]) -> int:
         return 0
 
-    def runs(self, num_lacking: int = 1) -> bool:
+    def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
         return True
 
     def draws(self, confidence: Callable[[], float]) -> bool:

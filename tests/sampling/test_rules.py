@@ -491,7 +491,7 @@ FORMS: dict[str, Callable[[Floats], Law]] = {
 @given(
     laws=law_pairs(4, 3, 5),
     drafted=st.lists(st.integers(0, 4), min_size=3, max_size=3),
-    uniforms=st.lists(st.floats(0, 0.98), min_size=4, max_size=4),
+    uniforms=st.lists(st.floats(1e-4, 0.98), min_size=4, max_size=4),
     forms=st.lists(st.sampled_from(sorted(FORMS)), min_size=7, max_size=7),
     rule=st.sampled_from(RULES),
 )
@@ -499,7 +499,10 @@ FORMS: dict[str, Callable[[Floats], Law]] = {
 def test_the_form_of_a_law_does_not_matter(
     laws: tuple[Floats, Floats], drafted: list[int], uniforms: list[float], forms: list[str], rule: str
 ) -> None:
-    """Any mixture of forms decides as float64 arrays do, unless a number lies within rounding of an edge."""
+    """Any mixture of forms decides as float64 arrays do, unless a number lies within rounding of an edge.
+
+    0 is such an edge: a residual that is 0 in float64 and 1e-8 in float32 is hit there.
+    """
     p, q = laws
     assume(all(q[i, token] > 0 for i, token in enumerate(drafted)))
     scales = _block_by_hand(p, q, drafted)[0] if rule == "block" else [1.0] * 4
