@@ -20,12 +20,13 @@
     │   └── InvalidLogitsError         a row of logits no law can be made of
     └── ProfileError                   a calibration profile is missing, damaged or of another machine or file
 
-A message says what was wrong, with which value, and what to do. The command line prints it as one line and
-leaves with the class's ``exit_code``; 130 is kept for interruption.
+A message says what was wrong, with which value, and what to do; of a very long value only the beginning. The command
+line prints it as one line and leaves with the class's ``exit_code``; 130 is kept for interruption.
 """
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 __all__ = [
@@ -51,10 +52,18 @@ __all__ = [
 ]
 
 
+_LONG_WORD = re.compile(r"\S{300,}")
+_LONGEST = 3000  # characters of a message
+
+
 class LocalspecError(Exception):
     """Base of all errors raised on purpose; catching it catches every one of them."""
 
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        text = _LONG_WORD.sub(lambda word: f"{word[0][:60]}… ({len(word[0])} characters)", super().__str__())
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 500]} … {text[-500:]}"
 
 
 class InvalidOptionError(LocalspecError, ValueError):

@@ -19,14 +19,15 @@ def tables(data: dict[str, Any]) -> str:
     """Return one table of all sides for each pair and temperature."""
     parts = []
     for title, cell in _cells(data):
-        parts += [f"**{title}**", "", _HEADER, "|---|---|---|---|---|---|---|"]
+        parts += [f"**{title}**", "", _HEADER, "|---|---|---|---|---|---|---|---|"]
         parts += [_side(name, value) for name, value in cell["sides"].items()]
         parts.append("")
     return "\n".join(parts)
 
 
 _HEADER = (
-    "| | over llama-server, plain | tokens/s | after the first | tokens per step | first token, s | peak memory, MB |"
+    "| | over llama-server, plain | tokens/s | after the first | tokens per step | first token, s | peak memory, MB"
+    " | rounds |"
 )
 
 
@@ -40,6 +41,7 @@ def _side(name: str, value: dict[str, Any]) -> str:
         "" if step is None else f"{step:.2f}",
         f"{value['first_s']['median']:.2f}",
         f"{value['peak_bytes'] / 1e6:.0f}",
+        f"{len(value['rounds'])}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -83,11 +85,9 @@ def setting(data: dict[str, Any]) -> str:
     versions = [f"llama-server of llama.cpp build {peers['llama_server_version'].split('.')[0]}"]
     versions.append(f"llama-cpp-python {machine['llama_cpp_python']}")
     versions += [f"node-llama-cpp {node}"] if node else []
-    kinds = ", ".join(dict.fromkeys(settings["kinds"]))
     return (
         f"{machine['date']}, {machine['cpu']}, {settings['threads']} threads, a context of {settings['context']};"
-        f" {', '.join(versions)}. {settings['rounds']} rounds of answers of up to {settings['max_tokens']} tokens"
-        f" ({kinds}).\n\n"
+        f" {', '.join(versions)}. Answers of up to {settings['max_tokens']} tokens ({', '.join(settings['kinds'])}).\n\n"
         "![Tokens per second over llama-server without a draft](peers.svg)\n"
     )
 

@@ -5,6 +5,7 @@
     python scripts/bench_peers.py --quick       fewer sides, rounds and tokens; writes nothing unless --output
     python scripts/bench_peers.py --kinds code editing prose --sides "server|auto" --rounds 15
                                                 only these kinds of text, only sides whose name matches
+    python scripts/bench_peers.py ... --add     keeps what the file has of other pairs and sides
 
 In a round every side answers the same prompt, one after the other, at each temperature; rounds go through the kinds
 of text and alternate their order. Each side is a process of its own that lives for its turn only, so that no idle one
@@ -119,14 +120,15 @@ def main() -> int:
         kinds = [prompt.kind for prompt in prompts]
         results[pair] = {"temperatures": report(cells, options.lengths, kinds)}
     settings = {
-        "rounds": options.rounds,
-        "kinds": [prompt.kind for prompt in prompts],
+        "kinds": list(dict.fromkeys(prompt.kind for prompt in prompts)),
         "max_tokens": options.tokens,
         "context": CONTEXT,
         "threads": usable_cores(),
         "peers": {name: value for name, value in peers.items() if name.endswith("version")},
     }
     record = {"machine": machine(), "settings": settings, "results": results}
+    if options.add:
+        record = merged(json.loads(options.output.read_text(encoding="utf-8")), record)
     if options.output:
         text = json.dumps(record, indent=1, default=_plain)
         options.output.write_text(text + "\n", encoding="utf-8")
@@ -144,6 +146,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS), help="names in models.toml")
     parser.add_argument("--peers", type=Path, default=default_folder(), help="what scripts/setup_peers.py filled")
     parser.add_argument("--cut", type=Path, help="a draft of `localspec models trim`, for one side more")
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other pairs and sides")
     parser.add_argument("--output", type=Path, help="where to write (default benchmarks/peers.json, quick: nowhere)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 10)
@@ -268,6 +271,35 @@ def report(cells: Cells, lengths: Sequence[int], kinds: Sequence[str]) -> dict[s
             "kinds": by_kind(here, kinds),
         }
     return found
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of both; what both have is the new one's, and a side's ratios are to llama-server in its run.
+
+    Raises:
+        PeerError: they are of other texts or lengths.
+    """
+    for key in ("kinds", "max_tokens", "context", "threads"):
+        if old["settings"].get(key) != new["settings"][key]:
+            raise PeerError(f"--add: {key} is {new['settings'][key]}, in the file {old['settings'].get(key)}")
+    results = dict(old["results"])
+    for pair, found in new["results"].items():
+        before = results.get(pair, {}).get("temperatures", {})
+        results[pair] = {
+            "temperatures": {t: _merged_cell(before.get(t), cell) for t, cell in found["temperatures"].items()}
+        }
+    return new | {"results": results}
+
+
+def _merged_cell(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    if old is None:
+        return new
+    sides = old["sides"] | new["sides"]
+    kinds = {kind: found if found["ratios"] else old["kinds"][kind] for kind, found in new["kinds"].items()}
+    baseline = f"{SERVER}, plain"
+    if not any(name in new["sides"] for name in AUTOMATIC):
+        sides[baseline] = old["sides"][baseline]  # what the ratios by kind belong to
+    return {"sides": dict(sorted(sides.items())), "ratios": old["ratios"] | new["ratios"], "kinds": kinds}
 
 
 def comparisons(cells: dict[str, Cell], lengths: Sequence[int]) -> dict[str, Any]:

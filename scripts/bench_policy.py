@@ -18,7 +18,8 @@ medians over trials, since now and then a shared machine stalls.
 
 A prediction has two sources, agreement and costs. On a shared machine costs move within minutes: a pass over one
 token lives on memory bandwidth that neighbours take, a pass over several does not. So ``predicted`` takes costs
-that are sampled anew before every side of a round, with calibration's own formula, and is the median over rounds.
+that are sampled before and after every run of a side, with calibration's own formula: the plain pass of the minute
+in which plain decoding ran over the step of the minute in which the length ran. It is the median over rounds.
 """
 
 from __future__ import annotations
@@ -172,16 +173,20 @@ def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens:
     sides = {"auto": side("auto", None)} | {str(g): side(str(g), g) for g in LENGTHS} | {"again": side("again", None)}
     for name in LENGTHS:
         session.generate(prompts[0], params, max_tokens=4, num_draft_tokens=name, seed=0)
-    costs: list[Costs] = [{} for _ in range(trials)]
+    costs: dict[str, list[Costs]] = {name: [] for name in sides}
+    latest = sample_costs(session)
 
-    def after_costs(run: Callable[[], float], name: str) -> Callable[[], float]:
+    def between_costs(run: Callable[[], float], name: str) -> Callable[[], float]:
         def both() -> float:
-            sample_costs(session, costs[len(results[name])])
-            return run()
+            nonlocal latest
+            before, speed = latest, run()
+            latest = sample_costs(session)
+            costs[name].append({key: before[key] + latest[key] for key in latest})
+            return speed
 
         return both
 
-    speeds = alternate({name: after_costs(run, name) for name, run in sides.items()}, trials, warm_up=False)
+    speeds = alternate({name: between_costs(run, name) for name, run in sides.items()}, trials, warm_up=False)
     texts = {
         name: [transcript(session, prompts[i % len(prompts)], r, params) for i, r in enumerate(past)]
         for name, past in results.items()
@@ -201,17 +206,22 @@ def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens:
     auto = speeds["auto"] + speeds["again"]
     profile = session.pair.profile.profile
     assert profile is not None
-    by_round = [
-        predicted_speedups(
-            found.block.tokens_per_step,
-            target=curves(sampled, "target"),
-            draft=curves(sampled, "draft"),
-            depth=COST_DEPTH,
-            sampler=profile.sampler,
-        )
-        for sampled in costs
-    ]
-    predicted = {g: median(speedups[g] for speedups in by_round) for g in LENGTHS}
+    speedups = {
+        g: [
+            predicted_speedups(
+                found.block.tokens_per_step,
+                target=curves(own, "target"),
+                draft=curves(own, "draft"),
+                depth=COST_DEPTH,
+                sampler=profile.sampler,
+            )[g]
+            * middle(then, ("target", 1))
+            / middle(own, ("target", 1))
+            for own, then in zip(costs[str(g)], costs["0"], strict=True)
+        ]
+        for g in LENGTHS
+    }
+    predicted = {g: median(by_round) for g, by_round in speedups.items()}
     return {
         "pair": pair,
         "kind": kind,
@@ -239,26 +249,30 @@ Costs = dict[tuple[str, int], list[float]]
 """Seconds of passes, by model and tokens."""
 
 
-def sample_costs(session: Session, costs: Costs) -> None:
-    """Time passes as the engine makes them, with ``COST_DEPTH`` tokens in the caches."""
+def sample_costs(session: Session) -> Costs:
+    """Time passes as the engine makes them, behind what the caches hold, which they hold again afterwards."""
     profile, draft = session.pair.profile.profile, session.pair.draft
     assert profile is not None
     assert draft is not None
-    session.engine.clear()
+    costs: Costs = {}
     models: list[tuple[str, Context, list[int]]] = [
         ("target", PlannedContext(session.pair.target, profile.target_plan), [g + 1 for g in LENGTHS]),
         ("draft", PlannedContext(draft, profile.draft_plan), [1, 2]),
     ]
     for name, context, sizes in models:
-        context.decode([Span(0, range(1000, 1000 + COST_DEPTH), 0)])
+        depth = context.length(0)
         for size in sizes:
-            for counts in (False, True):  # the first pass of another size builds its graph, as calibration knows too
+            for run in range(3 if size <= 2 else 2):
                 started = perf_counter()
                 context.decode([Span(0, range(2000, 2000 + size), size if name == "target" else 1)])
-                if counts:
+                if run:  # the first pass of another size builds its graph, as calibration knows too
                     costs.setdefault((name, size), []).append(perf_counter() - started)
-                context.truncate(0, COST_DEPTH)
-        context.truncate(0, 0)
+                context.truncate(0, depth)
+    return costs
+
+
+def middle(costs: Costs, key: tuple[str, int]) -> float:
+    return median(costs[key])
 
 
 def curves(costs: Costs, model: str) -> CostCurves:

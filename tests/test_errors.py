@@ -51,3 +51,15 @@ def test_every_error_has_a_description_and_an_exit_code(name: str) -> None:
 
 def test_a_bad_option_is_a_value_error_too() -> None:
     assert issubclass(InvalidOptionError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("the seed is " + "9" * 400 + "; use less", "the seed is " + "9" * 60 + "… (401 characters) use less"),
+        ("/a" * 149 + " is no file", "/a" * 149 + " is no file"),
+        ("no " * 2000, "no " * 833 + "n … " + ("no " * 2000)[-500:]),
+    ],
+)
+def test_a_message_shows_the_beginning_of_a_long_value(message: str, shown: str) -> None:
+    assert str(InvalidOptionError(message)) == shown

@@ -220,8 +220,7 @@ def test_probabilistic_drafts_are_asked_only_where_they_differ_from_greedy_ones(
 RECORD = {
     "machine": {"date": "2026-01-01", "cpu": "a processor", "llama_cpp_python": "1"},
     "settings": {
-        "rounds": 2,
-        "kinds": ["code", "prose", "code"],
+        "kinds": ["code", "prose"],
         "max_tokens": 9,
         "context": 512,
         "threads": 2,
@@ -230,15 +229,35 @@ RECORD = {
 }
 
 
+def test_what_is_added_leaves_the_rest_and_its_baseline():
+    old = RECORD | {"results": {"a": {"temperatures": report()}, "b": {"temperatures": report()}}}
+    some = {(0.0, "llama-server, plain"): cell(5.0, 5.0), (0.0, "node-llama-cpp, draft"): cell(4.0, 4.0)}
+    found = bench_peers.report(
+        some | {(0.8, name): value for (_, name), value in some.items()}, [3], ["code", "prose"]
+    )
+    record = bench_peers.merged(old, RECORD | {"results": {"a": {"temperatures": found}}})
+    assert record["results"]["b"] == old["results"]["b"]
+    before, after = (r["results"]["a"]["temperatures"]["0"] for r in (old, record))
+    assert after["sides"].keys() == before["sides"].keys() | {"node-llama-cpp, draft"}
+    assert after["sides"]["node-llama-cpp, draft"]["over_plain_server"].median == 0.8
+    assert after["sides"]["llama-server, plain"] == before["sides"]["llama-server, plain"]
+    assert (after["ratios"], after["kinds"]) == (before["ratios"], before["kinds"])
+    again = bench_peers.merged(old, RECORD | {"results": {"c": {"temperatures": found}, "b": old["results"]["a"]}})
+    assert again["results"].keys() == {"a", "b", "c"}
+    other = RECORD | {"settings": RECORD["settings"] | {"max_tokens": 10}}
+    with pytest.raises(peers.PeerError, match="max_tokens is 10, in the file 9"):
+        bench_peers.merged(old, other)
+
+
 def test_the_page_shows_losses_like_wins():
     plain = json.dumps({"p & q": {"temperatures": report()}}, default=bench_peers._plain)
     data = RECORD | {"results": json.loads(plain)}
     rows = page.tables(data).splitlines()
-    assert "| **localspec, plain** | 0.93 (0.90–0.95) | 14.0 | 16.8 | 2.00 | 0.20 | 0 |" in rows
+    assert "| **localspec, plain** | 0.93 (0.90–0.95) | 14.0 | 16.8 | 2.00 | 0.20 | 0 | 2 |" in rows
     assert (
         sum("localspec, γ 3 / llama-server, draft 3 |" in line for line in page.comparisons(data).splitlines()) == 2
     )
-    assert "build 123, llama-cpp-python 1. 2 rounds of answers of up to 9 tokens (code, prose)" in page.setting(data)
+    assert "build 123, llama-cpp-python 1. Answers of up to 9 tokens (code, prose)" in page.setting(data)
     assert "| p & q | 0 | prose | plain | 2.00 |  |  |" in page.kinds(data).splitlines()
     drawn = ElementTree.fromstring(page.picture(data))
     bars = [e for e in drawn if e.tag.endswith("rect") and e.get("fill") not in ("#fff", None)]

@@ -107,7 +107,8 @@ class PromptFile:
     def _read_line(self) -> bytes | None:
         """Return the next line with its end, b"" at the end of the file, None for one that is too long."""
         data = self._take(MAX_LINE_BYTES + 2)
-        if len(data.rstrip(b"\r\n")) <= MAX_LINE_BYTES:
+        whole = data.endswith(b"\n") or len(data) < MAX_LINE_BYTES + 2
+        if whole and len(data.removesuffix(b"\n").removesuffix(b"\r")) <= MAX_LINE_BYTES:
             return data
         while data and not data.endswith(b"\n"):
             data = self._take(_BLOCK_BYTES)

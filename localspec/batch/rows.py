@@ -20,6 +20,7 @@ __all__ = ["Row", "RowDefaults", "RowReader"]
 
 _SAMPLING: Final = tuple(field.name for field in fields(SamplingParams))
 _OWN: Final = ("prompt", "messages", "max_tokens", "seed", "stop", "rule", "draft_temperature", "raw", "special")
+_MOST_DIGITS: Final = 1000  # no option needs as many
 _NULLABLE: Final = "penalty_last_n"  # where null is a value of its own: all tokens count
 
 
@@ -130,7 +131,7 @@ def _parse(data: bytes | None) -> dict[str, Any]:
     if not data.strip():
         raise PromptError("the line is blank; every line must be a JSON object")
     try:
-        values = json.loads(data.decode(), parse_constant=_refuse_constant)
+        values = json.loads(data.decode(), parse_int=_number, parse_constant=_refuse_constant)
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise PromptError(f"the line is not UTF-8 text (at byte {error.start})") from None
@@ -143,6 +144,12 @@ def _parse(data: bytes | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise PromptError("the line is JSON, but no object; a row is an object with a prompt or messages")
     return values
+
+
+def _number(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
 
 
 def _refuse_constant(name: str) -> None:

@@ -46,6 +46,8 @@ def test_a_line_that_is_too_long_is_skipped_and_the_next_one_is_not(end, tmp_pat
     for length, kept in ((10, True), (11, False), (12, False), (13, False), (40, False)):
         path.write_bytes(b"a\n" + b"x" * length + (b"\r\nb" if end == b"\r\n" else b"\nb") + end)
         assert lines(path) == ([(1, b"a"), (2, b"x" * length if kept else None), (3, b"b")], 3)
+    path.write_bytes(b"a\n" + b"x" * 10 + b"\r\r\nb" + end)
+    assert lines(path) == ([(1, b"a"), (2, None), (3, b"b")], 3), "the first carriage return belongs to the line"
 
 
 @pytest.mark.parametrize("now", [b"a\nc\n", b"a\n", b"a\nb", b"a\n\n\n"])
