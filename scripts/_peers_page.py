@@ -87,7 +87,8 @@ def setting(data: dict[str, Any]) -> str:
     versions += [f"node-llama-cpp {node}"] if node else []
     return (
         f"{machine['date']}, {machine['cpu']}, {settings['threads']} threads, a context of {settings['context']};"
-        f" {', '.join(versions)}. Answers of up to {settings['max_tokens']} tokens ({', '.join(settings['kinds'])}).\n\n"
+        f" {', '.join(versions)}. Answers of up to {settings['max_tokens']} tokens: {', '.join(settings['kinds'])}."
+        "\n\n"
         "![Tokens per second over llama-server without a draft](peers.svg)\n"
     )
 

@@ -257,7 +257,7 @@ def test_the_page_shows_losses_like_wins():
     assert (
         sum("localspec, γ 3 / llama-server, draft 3 |" in line for line in page.comparisons(data).splitlines()) == 2
     )
-    assert "build 123, llama-cpp-python 1. Answers of up to 9 tokens (code, prose)" in page.setting(data)
+    assert "build 123, llama-cpp-python 1. Answers of up to 9 tokens: code, prose." in page.setting(data)
     assert "| p & q | 0 | prose | plain | 2.00 |  |  |" in page.kinds(data).splitlines()
     drawn = ElementTree.fromstring(page.picture(data))
     bars = [e for e in drawn if e.tag.endswith("rect") and e.get("fill") not in ("#fff", None)]
