@@ -39,7 +39,7 @@ OVERHEAD_SETTINGS = {
 
 def main() -> int:
     results: dict[str, object] = {"memory": memory()}
-    session = localspec.load_pair("qwen2.5-coder-1.5b-f16", context=1024)
+    session = localspec.load_pair("qwen2.5-coder-1.5b-f16", context=1024, backend="llamacpp")
     for name, params in OVERHEAD_SETTINGS.items():
         trials = [overhead(session, params) for _ in range(TRIALS)]
         results[f"overhead share, {name}"] = Spread.of(trials)
@@ -49,7 +49,7 @@ def main() -> int:
     for name in ("auto", "4", "6"):
         results[f"speedup over plain, code, T 0, gamma {name}"] = ratios(speeds[name], speeds["plain"])
     session.close()
-    plain = localspec.load_pair("qwen2.5-coder-1.5b", use_draft=False, context=1024)
+    plain = localspec.load_pair("qwen2.5-coder-1.5b", use_draft=False, context=1024, backend="llamacpp")
     prompt = plain.encode(CODE_PROMPT)
     sides = {"engine": lambda: run(plain, GREEDY, 0).stats.tokens_per_s, "bare": lambda: bare(plain, prompt)}
     speeds = alternate(sides, TRIALS)
@@ -120,7 +120,7 @@ def bare(session: Any, prompt: list[int]) -> float:
 MEMORY_PROGRAM = """
 import resource, sys, localspec
 from pathlib import Path
-session = localspec.load_pair("qwen2.5-coder-1.5b", context=4096)
+session = localspec.load_pair("qwen2.5-coder-1.5b", context=4096, backend="llamacpp")
 session.generate("Count from one to a thousand in words. " * 60, max_tokens=64, num_draft_tokens=4)
 pair = session.pair
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -39,7 +39,7 @@ from _bench import RESULTS, Spread, alternate, ratios, write
 from localspec import GenerationResult, SamplingParams, Session, load_pair
 from localspec.acceptance import Transcript, agreement
 from localspec.backend import Context, Span
-from localspec.backend.llamacpp import LlamaContext
+from localspec.backend.native import NativeContext
 from localspec.calibration.agreement import AgreementPlan, KindAgreement, observe, summarise
 from localspec.calibration.prompts import CalibrationPrompt, built_in_prompts
 from localspec.curves import CostCurve, CostCurves, PassCost
@@ -64,13 +64,14 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--budget", default="240s")
+    parser.add_argument("--backend", default="llamacpp", choices=("llamacpp", "ik"))
     parser.add_argument("--no-calibrate", action="store_true", help="use the profiles there are")
     options = parser.parse_args()
     cells = kept(options.pairs, options.kinds)
     for pair in options.pairs:
         if not options.no_calibrate:
-            calibrate(pair, options.budget)
-        session = load_pair(pair, context=2048)
+            calibrate(pair, options.budget, options.backend)
+        session = load_pair(pair, context=2048, backend=options.backend)
         agreements = measure_agreement(session, options.kinds, options.trials, options.tokens)
         for kind in options.kinds:
             for temperature in TEMPERATURES:
@@ -92,6 +93,7 @@ def save(cells: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "auto over plain, worst": min(value(c["auto over plain"]) for c in cells),
     }
     settings = {"trials": options.trials, "tokens": options.tokens, "lengths": LENGTHS, "rule": "block"}
+    settings["backend"] = options.backend
     write("policy", settings, {"cells": cells, "summary": summary})
 
 
@@ -108,10 +110,10 @@ def bench_prompts(kind: str, trials: int) -> list[str]:
     return [str(prompt.content) for prompt in built_in_prompts() if prompt.kind == kind][:trials]
 
 
-def calibrate(pair: str, budget: str) -> None:
-    untruncated = ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
-    command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--json", "-t", "0.7", *untruncated]
-    subprocess.run([*command, "--budget", budget], check=True, stdout=subprocess.DEVNULL)
+def calibrate(pair: str, budget: str, backend: str) -> None:
+    command = [sys.executable, "-m", "localspec", "calibrate", "--pair", pair, "--backend", backend, "--json"]
+    untruncated = ["-t", "0.7", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    subprocess.run([*command, *untruncated, "--budget", budget], check=True, stdout=subprocess.DEVNULL)
 
 
 def measure_agreement(session: Session, kinds: list[str], trials: int, tokens: int) -> list[KindAgreement]:
@@ -120,7 +122,7 @@ def measure_agreement(session: Session, kinds: list[str], trials: int, tokens: i
     assert pair.draft is not None
     assert profile is not None
     target, draft = (
-        LlamaContext(
+        NativeContext(
             context.model,
             capacity=640,
             num_sequences=4,

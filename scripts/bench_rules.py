@@ -26,7 +26,7 @@ SETTINGS = {"no truncation": SamplingParams(), "llama.cpp's cuts": replace(LLAMA
 
 def main() -> int:
     budget_s = float(sys.argv[1]) if len(sys.argv) > 1 else None
-    session = load_pair(PAIR, context=1024)
+    session = load_pair(PAIR, context=1024, backend="llamacpp")
     results: dict[str, object] = {}
     for name, params in SETTINGS.items():
         plan = AgreementPlan(params=params, temperatures=TEMPERATURES, budget_s=budget_s)
