@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from localspec.answers import GenerationResult, Transcript
 from localspec.backend.vocabulary import Vocabulary
 from localspec.batch_plan import BatchPlan
 from localspec.encoding import Prompt, PromptEncoder
-from localspec.errors import LocalspecError
+from localspec.errors import ContextOverflowError, InvalidOptionError, LocalspecError
 from localspec.generation import Request
 from localspec.policy import Policy
 from localspec.profile import Profile
 from localspec.sampling import Rule, SamplingParams, check_rule, check_seed, record_seed
 from localspec.tuning import PolicyName, draft_sampling
+from localspec.wording import counted, shown
 
 __all__ = ["Batch", "BatchAnswer", "BatchOptions", "BatchProgress", "BatchRequest", "Job", "JobPreparer"]
 
@@ -164,7 +167,12 @@ class JobPreparer:
             yield job
 
     def _job(self, record: BatchRequest, index: int, options: BatchOptions) -> Job:
+        if not isinstance(record, BatchRequest):
+            raise InvalidOptionError(f"a record is {shown(record)}; make a BatchRequest of it")
         params = self._default_params if record.params is None else record.params
+        if not isinstance(params, SamplingParams):
+            raise InvalidOptionError(f"params is {shown(params)}; make SamplingParams of it")
+        self._check_size(record.prompt)
         rule = options.rule if record.rule is None else check_rule(record.rule)
         transcript = Transcript(self._vocabulary, record.stop)
         request = Request(
@@ -179,6 +187,15 @@ class JobPreparer:
         )
         return Job(record, index, request, transcript)
 
+    def _check_size(self, prompt: Prompt) -> None:
+        """Refuse a text that cannot fit: to make ids of megabytes takes seconds and a hundred times the room."""
+        size = len(prompt) if isinstance(prompt, str) else 0
+        if size > self._context * 64 and size > self._context * self._vocabulary.longest_piece:
+            raise ContextOverflowError(
+                f"the prompt has {counted(size, 'character')}, more than the {self._context} tokens of the context"
+                " can hold; shorten it, or use a larger --ctx"
+            )
+
 
 class Batch(Iterator[BatchAnswer]):
     """The answers of a batch, as they finish; made by ``Session.generate_batch``.
@@ -191,14 +208,32 @@ class Batch(Iterator[BatchAnswer]):
 
     def __init__(self, answers: Generator[BatchAnswer], progress: BatchProgress) -> None:
         self._answers = answers
+        self._busy = threading.Lock()
         self.progress = progress
 
     def __next__(self) -> BatchAnswer:
-        return next(self._answers)
+        with self._alone():
+            return next(self._answers)
 
     def close(self) -> None:
-        """Give up what is still running; no effect after the end."""
-        self._answers.close()
+        """Give up what is still running; no effect after the end.
+
+        Raises:
+            InvalidOptionError: another thread is waiting for an answer.
+        """
+        with self._alone():
+            self._answers.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise InvalidOptionError(
+                "the batch is busy: somebody is waiting for its next answer; take answers in one thread"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def __enter__(self) -> Batch:
         return self

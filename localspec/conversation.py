@@ -12,7 +12,7 @@ from localspec.errors import ContextOverflowError, PromptError, StoreError
 from localspec.reading import read_whole
 from localspec.registry.partial import write_atomically
 from localspec.text import Message
-from localspec.wording import counted
+from localspec.wording import counted, shown
 
 __all__ = ["Conversation", "Turn", "load_conversation", "parse_messages", "read_messages", "save_conversation"]
 
@@ -169,7 +169,7 @@ def load_conversation(path: Path) -> Conversation:
             interrupted = entries[offset + i].get("interrupted", False) is True
             turns[-1] = replace(turns[-1], answer=message.content, interrupted=interrupted)
     if isinstance(dropped, bool) or not isinstance(dropped, int) or not 0 <= dropped <= len(turns):
-        raise PromptError(f"{path}: dropped_turns is {dropped!r}; it must be a number from 0 to {len(turns)}")
+        raise PromptError(f"{path}: dropped_turns is {shown(dropped)}; it must be a number from 0 to {len(turns)}")
     return Conversation(system, tuple(turns), dropped)
 
 
@@ -234,7 +234,7 @@ def _entries(document: Any, name: object) -> list[Any]:
     if isinstance(document, dict):
         version = document.get("version", _VERSION)
         if document.get("format") == _FORMAT and version != _VERSION:
-            raise PromptError(f"{name} is a conversation of version {version!r}; this program reads {_VERSION}")
+            raise PromptError(f"{name} is a conversation of version {shown(version)}; this program reads {_VERSION}")
         document = document.get("messages")
     if not isinstance(document, list):
         raise PromptError(f'{name} holds no messages; it must be a JSON list of them, or an object with "messages"')

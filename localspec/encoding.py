@@ -9,6 +9,7 @@ from typing import Any
 from localspec.backend.vocabulary import Vocabulary
 from localspec.errors import PromptError, TemplateError
 from localspec.text import TEMPLATE_NAMES, ChatTemplate, Message, split_control
+from localspec.wording import shown
 
 __all__ = ["Prompt", "PromptEncoder"]
 
@@ -50,7 +51,7 @@ class PromptEncoder:
             if not isinstance(prompt, str):
                 raise PromptError("a raw prompt must be one text, not messages; leave out raw")
             if not prompt:
-                raise PromptError("the prompt is empty; give it as an argument or on standard input")
+                raise PromptError("the prompt is empty; give it some text")
             tokens = self._vocabulary.tokenize(prompt, control=special)
         else:
             tokens = self._encode_messages(_as_messages(prompt))
@@ -89,10 +90,10 @@ class PromptEncoder:
 def _as_messages(prompt: Prompt) -> list[Message]:
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise PromptError("the prompt is empty; give it as an argument or on standard input")
+            raise PromptError("the prompt is empty; give it some text")
         return [Message("user", prompt)]
     if not isinstance(prompt, Sequence):
-        raise PromptError(f"the prompt is {prompt!r}; it must be a text or a list of messages")
+        raise PromptError(f"the prompt is {shown(prompt)}; it must be a text or a list of messages")
     messages = [m if isinstance(m, Message) else Message.of(m) for m in prompt]
     if not any(m.content.strip() for m in messages):
         raise PromptError("the prompt is empty; no message has any text")

@@ -36,7 +36,7 @@ from localspec.sampling import (
     verify_coupled,
     verify_laws,
 )
-from localspec.wording import counted
+from localspec.wording import counted, shown
 
 __all__ = ["Engine", "common_prefix"]
 
@@ -72,7 +72,7 @@ class Engine:
         if not prompt:
             raise InvalidOptionError("the prompt is empty; give at least one token")
         if not isinstance(request.max_tokens, int) or request.max_tokens < 1:
-            raise InvalidOptionError(f"max_tokens is {request.max_tokens!r}; use a whole number from 1")
+            raise InvalidOptionError(f"max_tokens is {shown(request.max_tokens)}; use a whole number from 1")
         request.params.check_ids(self.target.vocabulary_size)
         if len(prompt) >= self.target.capacity:
             raise ContextOverflowError(

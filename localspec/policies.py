@@ -71,14 +71,13 @@ class PolicyChooser:
 
     def check(self, num_draft_tokens: int | None, name: PolicyName) -> None:
         """Refuse what ``choose`` would refuse to a batch, which drafts by a model or not at all."""
+        _check_name(name)
         if num_draft_tokens is not None:
             check_num_draft_tokens(num_draft_tokens)
             if num_draft_tokens and not self._has_draft:
                 raise _no_draft(num_draft_tokens)
-        elif self._has_draft:
-            _check_name(name)
-            if name == "calibrated" and self._lookup.profile is None:
-                raise self._no_profile()
+        elif self._has_draft and name == "calibrated" and self._lookup.profile is None:
+            raise self._no_profile()
 
     def _source(self, num_draft_tokens: int | None, drafter: DrafterName) -> DrafterName:
         """Return where drafts come from here and now."""

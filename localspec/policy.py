@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localspec.errors import InvalidOptionError
+from localspec.wording import shown
 
 __all__ = [
     "EXPECTED_TOKENS",
@@ -140,5 +141,6 @@ def check_num_draft_tokens(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DRAFT_TOKENS:
         return value
     raise InvalidOptionError(
-        f"the number of draft tokens is {value!r}; use a whole number from 0 (do not speculate) to {MAX_DRAFT_TOKENS}"
+        f"the number of draft tokens is {shown(value)}; use a whole number from 0 (do not speculate) to"
+        f" {MAX_DRAFT_TOKENS}"
     )

@@ -52,7 +52,7 @@ class Session:
         self._policies = PolicyChooser(pair.profile, has_draft=pair.draft is not None)
         self.default_params = pair.default_params
         self.engine = self._engine_on(pair)
-        self._batch: weakref.ref[Batch] | None = None
+        self._open_batches: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._batches = BatchRunner(self._encoder)
 
     def _engine_on(self, pair: LoadedPair) -> Engine:
@@ -89,9 +89,8 @@ class Session:
         Raises:
             InvalidOptionError: another thread is generating, and its pass would lose the memory it works on.
         """
-        batch = self._batch() if self._batch is not None else None
-        if batch is not None:
-            with suppress(ValueError):  # another thread is in it, and the session busy
+        for batch in list(self._open_batches):
+            with suppress(InvalidOptionError):  # another thread is in it, and the session busy
                 batch.close()
         with self._exclusively():
             self.pair.close()
@@ -237,7 +236,7 @@ class Session:
         )
         self._policies.check(num_draft_tokens, policy)
         batch = Batch(self._run_batch(iter(requests), options, counts, progress), counts)
-        self._batch = weakref.ref(batch)
+        self._open_batches.add(batch)
         return batch
 
     def _run_batch(

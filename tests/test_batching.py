@@ -324,6 +324,9 @@ def test_bad_records_are_errors_and_the_others_go_on(make: Any) -> None:
         "no template": {"raw": False},
         "banned": {"params": SamplingParams(logit_bias={V + 5: 1.0})},
         "bad id": {"id": 5},
+        "params": {"params": {"temperature": 0}},
+        "stop": {"stop": None},
+        "far too long": {"prompt": "a b " * 5000},
     }
     broken = [BatchRequest(**{"id": name, "prompt": "abc", "raw": True} | options) for name, options in bad.items()]
     mixed = [record for pair in itertools.zip_longest(good, broken) for record in pair if record is not None]
@@ -337,7 +340,7 @@ def test_bad_records_are_errors_and_the_others_go_on(make: Any) -> None:
         else:
             assert answer.result is None
             assert isinstance(answer.error, LocalspecError), record.id
-    assert {type(found[name].error).__name__ for name in ("too long",)} == {"ContextOverflowError"}
+    assert {type(found[name].error).__name__ for name in ("too long", "far too long")} == {"ContextOverflowError"}
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
@@ -464,6 +467,41 @@ def test_a_session_is_busy_while_a_batch_is_open(make: Any) -> None:
         left = session.generate_batch(records(), seed=7, parallel=4, num_draft_tokens=3)
         next(left)
     assert list(left) == []
+    session = make()
+    with session:  # not only the one that was made last
+        left = session.generate_batch(records(), seed=7, parallel=4, num_draft_tokens=3)
+        next(left)
+        session.generate_batch(records(), seed=7)
+    assert list(left) == []
+
+
+def test_what_is_no_request_is_an_error_of_its_own(make: Any) -> None:
+    wrong: Any = {"id": "a", "prompt": "b"}
+    found = list(make().generate_batch([wrong, *records(1)], seed=7, parallel=1, num_draft_tokens=0))
+    assert [type(answer.error) for answer in found] == [InvalidOptionError, type(None)]
+
+
+def test_two_threads_do_not_share_a_batch(make: Any) -> None:
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait(_counts: BatchProgress) -> None:
+        waiting.set()
+        go_on.wait(20)
+
+    batch = make().generate_batch(records(), seed=7, parallel=2, num_draft_tokens=0, progress=wait)
+    found: list[BatchAnswer] = []
+    thread = threading.Thread(target=lambda: found.extend(batch))
+    thread.start()
+    assert waiting.wait(20)
+    try:
+        with pytest.raises(InvalidOptionError, match="the batch is busy"):
+            next(batch)
+        with pytest.raises(InvalidOptionError, match="the batch is busy"):
+            batch.close()
+    finally:
+        go_on.set()
+        thread.join()
+    assert len(found) == 20
 
 
 @pytest.mark.parametrize(
@@ -483,6 +521,9 @@ def test_a_session_is_busy_while_a_batch_is_open(make: Any) -> None:
 def test_bad_options_are_refused_before_anything_runs(make: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make().generate_batch(records(), **options)
+    if options.get("policy") == "bold":
+        with pytest.raises(error, match=message):
+            make(draft=None).generate_batch(records(), **options)
     if "num_draft_tokens" not in options:
         return
     with pytest.raises(InvalidOptionError, match="need a draft"):

@@ -1,8 +1,8 @@
-"""Numbers in messages."""
+"""Numbers and values in messages."""
 
 import pytest
 
-from localspec.wording import counted
+from localspec.wording import counted, shown
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,15 @@ from localspec.wording import counted
 )
 def test_one_is_not_several(number, said):
     assert counted(number, "token") == said
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, [10**5000], "x" * 10**6, [["x"] * 99] * 99, {i: i for i in range(999)}], ids=range(5)
+)
+def test_a_value_is_shown_in_part(value):
+    assert 0 < len(shown(value)) < 400
+
+
+def test_a_value_is_shown_as_python_writes_it():
+    for value in ("a'b", 1.5, True, None, [1, "x"], {"a": (1,)}, b"x"):
+        assert shown(value) == repr(value)

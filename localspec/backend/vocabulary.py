@@ -101,6 +101,11 @@ class Vocabulary:
             self._ends[token] = self._binding.ends_generation(self.pointer, token)
         return self._ends[token]
 
+    @functools.cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self._read_piece(token, control=True)) for token in range(self.size))
+
     def _check_id(self, token: int) -> None:
         if not 0 <= token < self.size:  # the library would abort the process
             raise InvalidOptionError(f"the token id {token} is not in 0..{self.size - 1}")

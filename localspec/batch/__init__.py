@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from localspec.batch.answers import AnswerFormat
-from localspec.batch.output import FileOutput, Output, StreamOutput
+from localspec.batch.output import FileOutput, Output, StreamOutput, files_beside
 from localspec.batch.pool import LocalPool, Pool
 from localspec.batch.prompts import PromptFile
 from localspec.batch.rows import RowDefaults
@@ -33,5 +33,6 @@ __all__ = [
     "StreamOutput",
     "Summary",
     "Tally",
+    "files_beside",
     "run_batch",
 ]

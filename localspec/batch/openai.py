@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from localspec.errors import LocalspecError, PromptError
 from localspec.session import GenerationResult
+from localspec.wording import shown
 
 __all__ = ["is_request", "request_fields", "response"]
 
@@ -43,12 +44,12 @@ def request_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         PromptError: the row is no such request, or asks for what cannot be done.
     """
     if unknown := values.keys() - {"custom_id", "method", "url", "body"}:
-        raise PromptError(f"a request has custom_id, method, url and body, and not {min(unknown)!r}")
+        raise PromptError(f"a request has custom_id, method, url and body, and not {shown(min(unknown))}")
     if values.get("method", "POST") != "POST":
-        raise PromptError(f'the method is {values["method"]!r}; it must be "POST"')
+        raise PromptError(f'the method is {shown(values["method"])}; it must be "POST"')
     url = values.get("url", "/v1/chat/completions")
     if not isinstance(url, str) or url not in _ENDPOINTS:
-        raise PromptError(f"the url is {url!r}; it must be one of {', '.join(_ENDPOINTS)}")
+        raise PromptError(f"the url is {shown(url)}; it must be one of {', '.join(_ENDPOINTS)}")
     body = values.get("body")
     if not isinstance(body, dict):
         raise PromptError('a request needs a "body" that is an object')
@@ -58,7 +59,7 @@ def request_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, allowed in _FIXED.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
-            raise PromptError(f"{name} is {value!r}, which this program does not do; leave it out")
+            raise PromptError(f"{name} is {shown(value)}, which this program does not do; leave it out")
     left_out = _WITHOUT_EFFECT | _FIXED.keys()
     fields: dict[str, Any] = {}
     for name, value in body.items():

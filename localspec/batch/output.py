@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -26,10 +27,9 @@ from localspec.errors import InvalidOptionError, StoreError
 from localspec.registry.partial import DISK_FULL
 from localspec.sampling import fresh_seed
 
-__all__ = ["FileOutput", "Output", "StreamOutput"]
+__all__ = ["FileOutput", "Output", "StreamOutput", "files_beside"]
 
-_MAY_CHANGE_FOR_ERRORS: Final = frozenset({"context"})
-"""A larger context is what a prompt that did not fit asks for, and changes no answer that did."""
+_CONTEXT: Final = "context"
 
 
 class Output(Protocol):
@@ -89,7 +89,7 @@ class StreamOutput:
         if not self._ordered:
             self._write(data)
         elif row != self._next:
-            with _disk_errors(Path(tempfile.gettempdir()) / "answers"):
+            with _disk_errors(Path(tempfile.gettempdir()) / "answers", resumable=False):
                 offset = self._ahead.seek(0, os.SEEK_END)
                 self._ahead.write(data)
                 self._ahead.flush()
@@ -125,6 +125,7 @@ class FileOutput:
         self._restart = restart
         self._retry_errors = retry_errors
         self._file: FileIO | None = None
+        self._resumable = True  # but for prompts that came through a pipe
         self._rows = array("q")  # the row of each line in the file, and where the line begins
         self._starts = array("q")
         self._length = 0
@@ -173,7 +174,7 @@ class FileOutput:
     @property
     def state_path(self) -> Path:
         """The file that tells of what run this is."""
-        return self._path.with_name(self._path.name + ".state")
+        return _state_of(self._path)
 
     def begin(self, run: RunIdentity) -> int:
         """Go on with what the file holds, if that is of the same run; returns the run's seed.
@@ -185,6 +186,7 @@ class FileOutput:
         with _disk_errors(self._path):
             for unfinished in (_beside(self._path), _beside(self.state_path)):
                 unfinished.unlink(missing_ok=True)
+            self._resumable = run.prompts is not None
             exists = not self._restart and self._path.exists() and self._path.stat().st_size > 0
             earlier = self._earlier_run() if exists else None
             if earlier is not None:
@@ -193,8 +195,8 @@ class FileOutput:
             if started.seed is None:
                 started = replace(started, seed=fresh_seed())
             assert started.seed is not None
-            if earlier is None:
-                self._path.unlink(missing_ok=True)  # else its lines would pass for those of the new run
+            if earlier is None and self._path.exists():
+                os.truncate(self._path, 0)  # else its lines would pass for those of the new run
             if earlier != started:
                 self._replace(self.state_path, [started.to_json().encode()])
             self._open()
@@ -212,7 +214,7 @@ class FileOutput:
         """
         assert self._file is not None
         try:
-            with _disk_errors(self._path):
+            with _disk_errors(self._path, resumable=self._resumable):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[self._file.write(rest) :]
@@ -252,7 +254,10 @@ class FileOutput:
             ) from None
 
     def _check_same(self, run: RunIdentity, earlier: RunIdentity) -> None:
-        but = _MAY_CHANGE_FOR_ERRORS if self._retry_errors else frozenset()
+        then, now = (side.settings.get(_CONTEXT) for side in (earlier, run))
+        # A larger one is what a prompt that did not fit asks for, and changes no prompt that did.
+        larger = isinstance(then, int) and isinstance(now, int) and now > then
+        but = frozenset({_CONTEXT} if self._retry_errors and larger else ())
         if found := run.differences(earlier, but=but):
             raise InvalidOptionError(
                 f"{self._path} belongs to a run that differs: {'; '.join(found)}; repeat what it was begun with,"
@@ -262,7 +267,10 @@ class FileOutput:
     # The file
 
     def _open(self) -> None:
-        self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
+        new = not self._path.exists()
+        self._file = self._path.open("w+b" if new else "r+b", buffering=0)
+        if new:
+            _sync_directory(self._path)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -292,7 +300,7 @@ class FileOutput:
         """Replace the file by one with these of its lines, in this order."""
         assert self._file is not None
         ends = [*self._starts[1:], self._length]
-        with _disk_errors(self._path):
+        with _disk_errors(self._path, resumable=self._resumable):
             self._replace(self._path, (self._read(self._starts[i], ends[i]) for i in order))
             self._open()
             rows, lengths = ([values[i] for i in order] for values in (self._rows, _lengths(self._starts, ends)))
@@ -315,21 +323,38 @@ class FileOutput:
                     new.write(part)
                 new.flush()
                 os.fsync(new.fileno())
+            if path.exists():
+                shutil.copymode(path, temporary)
             self._close()  # an open file cannot be replaced on Windows
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        if os.name != "nt":  # where a directory cannot be opened
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        _sync_directory(path)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make sure that the name of a new file is on disk as well."""
+    if os.name != "nt":  # where a directory cannot be opened
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def files_beside(path: Path) -> list[Path]:
+    """Return what stands beside an output file, at the end or for a while."""
+    state = _state_of(path)
+    return [path.with_name(path.name + ".lock"), state, _beside(path), _beside(state)]
+
+
+def _state_of(path: Path) -> Path:
+    return path.with_name(path.name + ".state")
 
 
 def _beside(path: Path) -> Path:
     """Return where a file is written that is to replace ``path``."""
-    return path.with_name(path.name + ".tmp")
+    return path.with_name(path.name + ".unfinished")
 
 
 def _lengths(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -351,17 +376,13 @@ def _read_back(data: bytes) -> tuple[int, bool] | None:
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def _disk_errors(path: Path, *, resumable: bool = True) -> Iterator[None]:
     """Turn what the operating system says about ``path`` into one StoreError."""
     try:
         yield
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise StoreError(
-                f"the disk is full at {path.parent}; free some space and run the same command again: it goes on where"
-                " it stopped"
-            ) from error
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror or error}; what is in it stays, and the same command goes on"
-            " with it"
-        ) from error
+            again = "run the same command again: it goes on where it stopped" if resumable else "begin again"
+            raise StoreError(f"the disk is full at {path.parent}; free some space and {again}") from error
+        stays = "what is in it stays" + (", and the same command goes on with it" if resumable else "")
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}; {stays}") from error

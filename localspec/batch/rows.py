@@ -15,11 +15,14 @@ from localspec.conversation import parse_messages
 from localspec.errors import InvalidOptionError, LocalspecError, PromptError
 from localspec.sampling import SamplingParams, check_rule, draft_params, record_seed
 from localspec.text import Message, StopStrings
+from localspec.wording import shown
 
 __all__ = ["Row", "RowDefaults", "RowReader"]
 
 _SAMPLING: Final = tuple(field.name for field in fields(SamplingParams))
 _OWN: Final = ("prompt", "messages", "max_tokens", "seed", "stop", "rule", "draft_temperature", "raw", "special")
+_TOO_DEEP: Final = "the line is JSON nested too deep to be a row"
+_BOM: Final = b"\xef\xbb\xbf"
 _MOST_DIGITS: Final = 1000  # no option needs as many
 _NULLABLE: Final = "penalty_last_n"  # where null is a value of its own: all tokens count
 
@@ -87,25 +90,31 @@ class RowReader:
             values = _parse(line.data)
             openai = is_request(values)
             found = _id(values, "custom_id" if openai else "id", line.number)
-            self._claim(found)
+            self._claim(found, given=values.get("custom_id" if openai else "id") is not None)
             row_id = found
             own = request_fields(values) if openai else {key: value for key, value in values.items() if key != "id"}
             request = self._request(str(row_id), own)
         except LocalspecError as error:
             return Row(line.number, row_id, error)
+        except RecursionError:
+            return Row(line.number, row_id, PromptError(_TOO_DEEP))
         model = values["body"].get("model") if openai else None
         return Row(line.number, row_id, request, model if isinstance(model, str) else None)
 
-    def _claim(self, row_id: str | int) -> None:
+    def _claim(self, row_id: str | int, *, given: bool) -> None:
         digest = blake2b(str(row_id).encode(), digest_size=16).digest()
         if digest in self._seen:
-            raise PromptError(f"the id {_short(row_id)} is that of an earlier row; ids must differ")
+            if not given:
+                raise PromptError(
+                    f"the row has no id, and its line number {row_id} is the id of an earlier row; give it an id"
+                )
+            raise PromptError(f"the id {shown(row_id)} is that of an earlier row; ids must differ")
         self._seen.add(digest)
 
     def _request(self, row_id: str, values: Mapping[str, Any]) -> BatchRequest:
         if unknown := values.keys() - {*_OWN, *_SAMPLING}:
             raise InvalidOptionError(
-                f"there is no option {min(unknown)!r}; a row may have id, {', '.join((*_OWN, *_SAMPLING))}"
+                f"there is no option {shown(min(unknown))}; a row may have id, {', '.join((*_OWN, *_SAMPLING))}"
             )
         values = {key: value for key, value in values.items() if value is not None or key == _NULLABLE}
         defaults = self._defaults
@@ -130,6 +139,8 @@ def _parse(data: bytes | None) -> dict[str, Any]:
         raise PromptError(f"the line has more than {MAX_LINE_BYTES} bytes, more than any context holds; shorten it")
     if not data.strip():
         raise PromptError("the line is blank; every line must be a JSON object")
+    if data.startswith(_BOM):
+        raise PromptError("the line is not JSON: it begins with a byte order mark; take that away")
     try:
         values = json.loads(data.decode(), parse_int=_number, parse_constant=_refuse_constant)
         json.dumps(values, ensure_ascii=False).encode()
@@ -140,7 +151,7 @@ def _parse(data: bytes | None) -> dict[str, Any]:
     except ValueError as error:
         raise PromptError(f"the line is not JSON: {error}") from None
     except RecursionError:
-        raise PromptError("the line is JSON nested too deep to be a row") from None
+        raise PromptError(_TOO_DEEP) from None
     if not isinstance(values, dict):
         raise PromptError("the line is JSON, but no object; a row is an object with a prompt or messages")
     return values
@@ -161,7 +172,7 @@ def _id(values: Mapping[str, Any], name: str, number: int) -> str | int:
     if found is None:
         return number
     if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-        raise PromptError(f"{name} is {_short(found)}; use a text or a whole number, or leave it out")
+        raise PromptError(f"{name} is {shown(found)}; use a text or a whole number, or leave it out")
     return found
 
 
@@ -175,7 +186,7 @@ def _prompt(values: Mapping[str, Any], system: str | None, *, raw: bool) -> str 
             raise PromptError("messages need the chat template; leave out raw, or give a prompt")
         messages = parse_messages(value, "the row")
     elif not isinstance(value, str):
-        raise PromptError(f"the prompt is {_short(value)}; it must be a text")
+        raise PromptError(f"the prompt is {shown(value)}; it must be a text")
     elif raw or system is None or not value.strip():
         return value
     else:
@@ -189,10 +200,9 @@ def _params(values: Mapping[str, Any], defaults: SamplingParams) -> SamplingPara
     given = {name: values[name] for name in _SAMPLING if name in values}
     bias = given.get("logit_bias")
     if isinstance(bias, dict):  # whose keys are texts in JSON
-        try:
-            given["logit_bias"] = {int(token): value for token, value in bias.items()}
-        except ValueError:
-            raise InvalidOptionError(f"logit_bias is {_short(bias)}; its keys must be token ids") from None
+        if not all(token.isascii() and token.isdigit() and len(token) < _MOST_DIGITS for token in bias):
+            raise InvalidOptionError(f"logit_bias is {shown(bias)}; its keys must be token ids")
+        given["logit_bias"] = [(int(token), value) for token, value in bias.items()]
     return replace(defaults, **given) if given else defaults
 
 
@@ -201,7 +211,7 @@ def _stop(values: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...
         return default
     stop = [values["stop"]] if isinstance(values["stop"], str) else values["stop"]
     if not isinstance(stop, list) or not all(isinstance(one, str) for one in stop):
-        raise InvalidOptionError(f"stop is {_short(stop)}; use a text or a list of texts")
+        raise InvalidOptionError(f"stop is {shown(stop)}; use a text or a list of texts")
     StopStrings(stop)
     return tuple(stop)
 
@@ -209,21 +219,21 @@ def _stop(values: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...
 def _flag(values: Mapping[str, Any], name: str, default: bool) -> bool:
     value = values.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidOptionError(f"{name} is {_short(value)}; use true or false")
+        raise InvalidOptionError(f"{name} is {shown(value)}; use true or false")
     return value
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InvalidOptionError(f"{name} is {_short(value)}; use a whole number")
+        raise InvalidOptionError(f"{name} is {shown(value)}; use a whole number")
     return value
 
 
 def _positive(values: Mapping[str, Any], name: str, default: int | None) -> int | None:
     value = _whole(values, name)
     if value is not None and value < 1:
-        raise InvalidOptionError(f"{name} is {_short(value)}; use 1 or more")
+        raise InvalidOptionError(f"{name} is {shown(value)}; use 1 or more")
     return default if value is None else value
 
 
@@ -232,8 +242,3 @@ def _draft_temperature(values: Mapping[str, Any], default: float | None) -> floa
     if value is not None:
         draft_params(SamplingParams(), value)
     return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

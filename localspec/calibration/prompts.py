@@ -13,6 +13,7 @@ from pathlib import Path
 from localspec.errors import PromptError
 from localspec.reading import read_whole
 from localspec.text import Message
+from localspec.wording import shown
 
 __all__ = ["OWN_KIND", "POOLED", "CalibrationPrompt", "built_in_prompts", "read_prompts", "take_turns"]
 
@@ -99,18 +100,18 @@ def _from_json(line: str, where: str) -> CalibrationPrompt:
         raise PromptError(f'{where}: must be an object with either "prompt" or "messages"')
     kind = record.get("kind", OWN_KIND)
     if not isinstance(kind, str) or not kind.strip() or kind == POOLED:
-        raise PromptError(f'{where}: "kind" is {kind!r}; it must be a name other than "{POOLED}"')
+        raise PromptError(f'{where}: "kind" is {shown(kind)}; it must be a name other than "{POOLED}"')
     if "messages" in record:
         return CalibrationPrompt(kind, _messages(record["messages"], where))
     content = record["prompt"]
     if not isinstance(content, str) or not content.strip():
-        raise PromptError(f'{where}: "prompt" is {content!r}; it must be a text that is not empty')
+        raise PromptError(f'{where}: "prompt" is {shown(content)}; it must be a text that is not empty')
     return CalibrationPrompt(kind, content)
 
 
 def _messages(values: object, where: str) -> tuple[Message, ...]:
     if not isinstance(values, list) or not values:
-        raise PromptError(f'{where}: "messages" is {values!r}; it must be a list of messages')
+        raise PromptError(f'{where}: "messages" is {shown(values)}; it must be a list of messages')
     try:
         return tuple(Message.of(value) for value in values)
     except PromptError as error:

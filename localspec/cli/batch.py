@@ -92,6 +92,7 @@ def batch(
     """
     from localspec.batch import PromptFile, run_batch
     from localspec.sampling import draft_params
+    from localspec.text import Message
 
     params = sampling_params(dict(values))  # what is out of range is said before anything is loaded
     if values["draft_temperature"] is not None:
@@ -100,19 +101,21 @@ def batch(
         raise InvalidOptionError(
             "--system needs the chat template; leave out --raw, or put the text into the prompts"
         )
+    if values["system"] is not None:
+        Message("system", values["system"])
     if values["ray"] is None and values["cpus_per_worker"] is not None:
         raise InvalidOptionError("--cpus-per-worker is about Ray workers; add --ray auto, or leave it out")
     bar = _Bar()
     with ExitStack() as stack:
         opened = stack.enter_context(PromptFile.opened(prompts))
-        if output != "-" and opened.is_same_file(Path(output)):
-            raise InvalidOptionError(f"{output} is both input and output; give the answers another file")
+        _check_output(output, opened)
         if summary is not None:
             _check_summary(Path(summary), opened, output)
         target = stack.enter_context(_output(output, not unordered, restart=restart, retry_errors=retry_errors))
         chosen = _drafting(values)
         pool = stack.enter_context(_pool(values, bar))
         settings = _settings(values, pool, chosen)
+        resumable = _is_file(output) and opened.sha256 is not None
         stack.enter_context(bar.shown(opened.num_lines))
         try:
             done = run_batch(
@@ -120,12 +123,11 @@ def batch(
             )
         except KeyboardInterrupt:
             bar.hide()
-            resumable = _is_file(output) and opened.sha256 is not None
             _say_kept(bar.tally, output if resumable else None)
             raise
     if summary is not None:
         _write_summary(Path(summary), done)
-    for line in _summary_lines(done, resumable=_is_file(output)):
+    for line in _summary_lines(done, resumable=resumable):
         say(line)
     if done.all_errors:
         ctx.exit(_ERROR_RECORDS)
@@ -298,10 +300,32 @@ def _summary_lines(done: Summary, *, resumable: bool) -> list[str]:
     return lines
 
 
+def _check_output(output: str, prompts: PromptFile) -> None:
+    from localspec.batch import files_beside
+
+    if output == "-":
+        return
+    if prompts.is_same_file(Path(output)):
+        raise InvalidOptionError(f"{output} is both input and output; give the answers another file")
+    for path in files_beside(Path(output).resolve()):
+        if prompts.is_same_file(path):
+            raise InvalidOptionError(
+                f"the input is {path}, which a run that writes {output} has for itself; give the answers another file"
+            )
+
+
 def _check_summary(path: Path, prompts: PromptFile, output: str) -> None:
     """Refuse before a night of work what would spoil it, or fail after it."""
-    if prompts.is_same_file(path) or (output != "-" and path.resolve() == Path(output).resolve()):
-        raise InvalidOptionError(f"{path} is also the input or the output; give the summary another file")
+    from localspec.batch import files_beside
+
+    if str(path) == "-":
+        raise InvalidOptionError("the summary is a file, and - is none; on stderr there is one in any case")
+    answers = Path(output).resolve()
+    taken = [] if output == "-" else [answers, *files_beside(answers)]
+    if prompts.is_same_file(path) or path.resolve() in taken:
+        raise InvalidOptionError(
+            f"{path} is also the input, the output or what stands beside it; give the summary another file"
+        )
     if path.is_dir() or not path.parent.is_dir():
         raise StoreError(f"the summary {path} cannot be written: it must be a file in a directory that exists")
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import InvalidOptionError
+from localspec.wording import shown
 
 __all__ = ["GROUP", "PositionNoise", "StepNoise", "Stream", "Uniforms", "check_seed", "fresh_seed", "record_seed"]
 
@@ -116,7 +117,7 @@ def check_seed(value: SupportsIndex) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise InvalidOptionError(f"the seed is {value!r}; use a whole number") from None
+        raise InvalidOptionError(f"the seed is {shown(value)}; use a whole number") from None
 
 
 def record_seed(seed: int, id: str) -> int:
@@ -129,7 +130,7 @@ def record_seed(seed: int, id: str) -> int:
     4513573357067917
     """
     if not isinstance(id, str):
-        raise InvalidOptionError(f"the id of a record is {id!r}; use a text")
+        raise InvalidOptionError(f"the id of a record is {shown(id)}; use a text")
     text = (seed & _MASK).to_bytes(8, "little") + id.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 11
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Literal, TypeGuard, cast, get_args
 
 import numpy as np
 
 from localspec.errors import InvalidOptionError
+from localspec.wording import shown
 
 __all__ = [
     "LLAMACPP_DEFAULTS",
@@ -93,12 +95,12 @@ class SamplingParams:
                 object.__setattr__(self, field.name, value.item())
         _check("temperature", self.temperature, low=0.0, high=1e6, remedy="0 is greedy, 0.8 is usual")
         if 0 < self.temperature < 1e-5:
-            raise InvalidOptionError(f"temperature is {self.temperature!r}; use 0 for greedy, or 1e-5 and more")
+            raise InvalidOptionError(f"temperature is {shown(self.temperature)}; use 0 for greedy, or 1e-5 and more")
         for name in ("top_p", "typical_p"):
             _check(name, getattr(self, name), low=0.0, high=1.0, low_open=True, remedy="1 switches it off")
         _check("min_p", self.min_p, low=0.0, high=1.0, remedy="0 switches it off")
         if not _is_count(self.top_k):
-            raise InvalidOptionError(f"top_k is {self.top_k!r}; use a whole number, 0 switches it off")
+            raise InvalidOptionError(f"top_k is {shown(self.top_k)}; use a whole number, 0 switches it off")
         _check(
             "repetition_penalty",
             self.repetition_penalty,
@@ -110,16 +112,16 @@ class SamplingParams:
             _check(name, getattr(self, name), low=-100.0, high=100.0, remedy="0 switches it off")
         if self.penalty_last_n is not None and not _is_count(self.penalty_last_n):
             raise InvalidOptionError(
-                f"penalty_last_n is {self.penalty_last_n!r}; use a whole number, or None for all"
+                f"penalty_last_n is {shown(self.penalty_last_n)}; use a whole number, or None for all"
             )
         if self.penalty_last_n == 0 and self.penalises:
             raise InvalidOptionError("penalties that look at the last 0 tokens do nothing; set penalty_last_n")
         if self.sampler_order not in list(_STAGES):  # what cannot be hashed is no order either
-            raise InvalidOptionError(f"sampler_order is {self.sampler_order!r}; use one of {', '.join(_STAGES)}")
+            raise InvalidOptionError(f"sampler_order is {shown(self.sampler_order)}; use one of {', '.join(_STAGES)}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "banned", _ids("banned", self.banned))
         if both := {token for token, _ in self.biases} & set(self.banned):
-            raise InvalidOptionError(f"token {min(both)} is banned and has a logit_bias; give one of them")
+            raise InvalidOptionError(f"token {shown(min(both))} is banned and has a logit_bias; give one of them")
 
     @property
     def greedy(self) -> bool:
@@ -152,7 +154,7 @@ class SamplingParams:
         ids = [*(token for token, _ in self.biases), *self.banned]
         if ids and max(ids) >= vocabulary_size:
             raise InvalidOptionError(
-                f"token {max(ids)} cannot be biased or banned; this model's ids end at {vocabulary_size - 1}"
+                f"token {shown(max(ids))} cannot be biased or banned; this model's ids end at {vocabulary_size - 1}"
             )
 
     @property
@@ -166,7 +168,7 @@ def check_rule(rule: str) -> Rule:
     for known in get_args(Rule):
         if rule == known:
             return cast(Rule, known)
-    raise InvalidOptionError(f"rule is {rule!r}; use one of {', '.join(get_args(Rule))}")
+    raise InvalidOptionError(f"rule is {shown(rule)}; use one of {', '.join(get_args(Rule))}")
 
 
 def draft_params(params: SamplingParams, temperature: float) -> SamplingParams:
@@ -194,7 +196,7 @@ def _check(name: str, value: object, *, low: float, high: float, low_open: bool 
     inside = is_number(value) and (low < value if low_open else low <= value) and value <= high
     if not inside:
         interval = f"{'(' if low_open else '['}{low:g}, {high:g}]"
-        raise InvalidOptionError(f"{name} is {value!r}; use a value in {interval} ({remedy})")
+        raise InvalidOptionError(f"{name} is {shown(value)}; use a value in {interval} ({remedy})")
 
 
 def _biases(given: object) -> tuple[tuple[int, float], ...]:
@@ -202,12 +204,13 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
         list(given.items()) if isinstance(given, Mapping) else list(given) if isinstance(given, Iterable) else None
     )
     if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise InvalidOptionError(f"logit_bias is {given!r}; use pairs of a token id and a number")
+        raise InvalidOptionError(f"logit_bias is {shown(given)}; use pairs of a token id and a number")
     ids = _ids("logit_bias", [token for token, _ in pairs])
     for token, bias in pairs:
         if not is_number(bias) or abs(bias) > _MAX_BIAS:
             raise InvalidOptionError(
-                f"logit_bias of token {token} is {bias!r}; use a number within ±{_MAX_BIAS:g}, or ban the token"
+                f"logit_bias of token {shown(token)} is {shown(bias)}; use a number within ±{_MAX_BIAS:g}, or ban the"
+                " token"
             )
     values = {token: float(bias) for token, bias in pairs}
     return tuple((token, values[token]) for token in ids)
@@ -215,14 +218,14 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
 
 def _ids(name: str, given: object) -> tuple[int, ...]:
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise InvalidOptionError(f"{name} is {given!r}; use token ids")
+        raise InvalidOptionError(f"{name} is {shown(given)}; use token ids")
     ids = list(given)
     for token in ids:
         if not _is_count(token):
-            raise InvalidOptionError(f"{name} holds {token!r}; use token ids, whole numbers from 0")
+            raise InvalidOptionError(f"{name} holds {shown(token)}; use token ids, whole numbers from 0")
     if len(set(ids)) < len(ids):
-        repeated = next(token for token in ids if ids.count(token) > 1)
-        raise InvalidOptionError(f"{name} names token {repeated} twice; name it once")
+        repeated = next(token for token, following in pairwise(sorted(ids)) if token == following)
+        raise InvalidOptionError(f"{name} names token {shown(repeated)} twice; name it once")
     return tuple(sorted(ids))
 
 

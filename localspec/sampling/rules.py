@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from localspec.errors import InvalidOptionError
 from localspec.sampling.laws import DenseLaw, Law, SparseLaw, residual
 from localspec.sampling.noise import PositionNoise, Uniforms
+from localspec.wording import shown
 
 __all__ = ["Verification", "verification_law", "verify", "verify_coupled", "verify_laws"]
 
@@ -185,7 +186,7 @@ def _next_law(p: Sequence[Law], q: Sequence[Law], num_accepted: int, scale: floa
 
 def _check_sampling_rule(rule: str) -> None:
     if rule not in ("token", "block"):
-        raise InvalidOptionError(f"rule is {rule!r}; use one of token, block")
+        raise InvalidOptionError(f"rule is {shown(rule)}; use one of token, block")
 
 
 def _rows(values: ArrayLike, name: str) -> NDArray[np.float64]:

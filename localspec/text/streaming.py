@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from localspec.errors import InvalidOptionError
+from localspec.wording import shown
 
 __all__ = ["IncrementalDecoder", "StopResult", "StopStrings"]
 
@@ -64,12 +65,12 @@ class StopStrings:
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
-        if isinstance(stops, str):
-            raise InvalidOptionError(f"stop strings are {stops!r}; pass a list of strings")
+        if isinstance(stops, str) or not isinstance(stops, Iterable):
+            raise InvalidOptionError(f"stop strings are {shown(stops)}; pass a list of strings")
         self._stops = tuple(dict.fromkeys(stops))
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
-                raise InvalidOptionError(f"stop string {stop!r} is not a text of at least one character")
+                raise InvalidOptionError(f"stop string {shown(stop)} is not a text of at least one character")
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self._matched: str | None = None

@@ -24,6 +24,7 @@ from itertools import islice
 
 from localspec.errors import PromptError, TemplateError
 from localspec.text.sandbox import SandboxedTemplate
+from localspec.wording import shown
 
 __all__ = ["ROLES", "ChatTemplate", "Message", "Piece", "Rendered", "split_control"]
 
@@ -39,9 +40,9 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise PromptError(f"a message has the role {self.role!r}; it must be one of {', '.join(ROLES)}")
+            raise PromptError(f"a message has the role {shown(self.role)}; it must be one of {', '.join(ROLES)}")
         if not isinstance(self.content, str):
-            raise PromptError(f"the content of a {self.role} message is {self.content!r}; it must be text")
+            raise PromptError(f"the content of a {self.role} message is {shown(self.content)}; it must be text")
         try:
             self.content.encode()
         except UnicodeEncodeError as error:

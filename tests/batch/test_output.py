@@ -202,6 +202,43 @@ def test_a_larger_context_is_what_errors_may_be_tried_again_with(path):
         write(path, [])
 
 
+def test_a_smaller_context_is_not(path):
+    """Rows that were answered with the larger one would stand beside those of the smaller one."""
+    write(path, [1, 2], errors={2}, run=identity(settings={"context": 8192}))
+    before = [p.read_bytes() for p in sorted(path.parent.iterdir())]
+    with pytest.raises(InvalidOptionError, match="context was 8192 and is now 4096"):
+        write(path, [1, 2], run=identity(settings={"context": 4096}), retry_errors=True)
+    assert [p.read_bytes() for p in sorted(path.parent.iterdir())] == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+def test_a_file_keeps_its_mode(path):
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    write(path, [2, 1], errors={1})
+    assert path.stat().st_mode & 0o777 == 0o600
+    write(path, [1], retry_errors=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_files_of_others_are_left_alone(path):
+    other = path.with_name(path.name + ".tmp")
+    other.write_text("mine")
+    write(path, [2, 1])
+    assert other.read_text() == "mine"
+
+
+def test_a_full_disk_promises_nothing_to_prompts_that_came_through_a_pipe(path, monkeypatch):
+    def full(_file):
+        raise OSError(errno.ENOSPC, "full")
+
+    with FileOutput.opened(path) as output:
+        output.begin(identity(prompts=None))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=r"disk is full .* begin again"):
+            output.append(1, line(1), is_error=False)
+
+
 def test_retrying_a_run_cut_short_loses_nothing(path):
     write(path, [3, 1], errors={3}, finish=False)
     write(path, [1, 2], retry_errors=True, finish=False)
@@ -291,7 +328,7 @@ def test_a_full_disk_while_lines_are_put_in_order_loses_nothing(path, monkeypatc
             output.finish()
     monkeypatch.setattr("os.fsync", real)
     assert rows_of(path) == [2, 1]
-    assert not list(path.parent.glob("*.tmp"))
+    assert not list(path.parent.glob("*.unfinished"))
     assert write(path, [1, 2]) == {1, 2}
     assert rows_of(path) == [1, 2]
 

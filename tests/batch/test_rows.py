@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -21,6 +22,10 @@ def reader(**defaults):
 def read(values, *, number=1, **defaults):
     data = values if isinstance(values, bytes) else json.dumps(values).encode()
     return reader(**defaults).read(Line(number, data))
+
+
+def openai(body, **outer):
+    return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body, **outer}
 
 
 def request(values, **defaults):
@@ -97,7 +102,7 @@ def test_ids_come_back_as_they_were_given_and_default_to_the_line():
     assert read({"id": None, "prompt": "x"}, number=12).id == 12
 
 
-@pytest.mark.parametrize(("first", "second"), [("a", "a"), (7, "7"), (None, 1), ("2", None)])
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), (7, "7"), (None, 1)])
 def test_an_id_is_given_once(first, second):
     rows = reader()
     values = [{"prompt": "x"} | ({} if i is None else {"id": i}) for i in (first, second)]
@@ -106,6 +111,71 @@ def test_an_id_is_given_once(first, second):
     assert isinstance(other.content, PromptError)
     assert re.search("is that of an earlier row", str(other.content))
     assert other.id is None  # else the answer to the first row could not be told from this error
+
+
+def test_a_line_number_can_be_the_id_of_an_earlier_row():
+    rows = reader()
+    rows.read(Line(1, b'{"id": "2", "prompt": "x"}'))
+    assert "line number 2 is the id of an earlier row; give it an id" in str(
+        rows.read(Line(2, b'{"prompt": "x"}')).content
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"prompt": "x", "temperature": %s}',
+        '{"prompt": "x", "draft_temperature": %s}',
+        '{"prompt": "x", "logit_bias": %s}',
+        '{"prompt": "x", "banned": %s}',
+        '{"prompt": "x", "stop": %s}',
+        '{"prompt": %s}',
+        '{"id": %s, "prompt": "x"}',
+        '{"messages": [{"role": %s, "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": %s}]}',
+        '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": %s}}',
+        '{"custom_id": "a", "method": "POST", "url": %s, "body": {}}',
+    ],
+)
+def test_no_depth_of_nesting_is_too_much(row):
+    """Near Python's limit JSON can still be read, and what is said of it some frames further down cannot."""
+    rows = reader()
+    limit = sys.getrecursionlimit()
+    for depth in (3, 50, *range(limit - 150, limit + 10)):
+        data = (row % ("[" * depth + "]" * depth)).encode()
+        assert isinstance(rows.read(Line(depth, data)).content, LocalspecError)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"temperature": "x" * 100_000},
+        {"temperature": 10**400},
+        {"logit_bias": {"9" * 400: "x"}},
+        {"logit_bias": {"9" * 2000: 1}},
+        {"banned": [[1] * 50_000]},
+        {"banned": {"x" * 100_000: 1}},
+        {"rule": ["x"] * 50_000},
+        {"sampler_order": "x y " * 50_000},
+        {"x" * 50_000: 1},
+        {"stop": [{"x" * 50_000: 1}]},
+        {"seed": "1" * 50_000},
+        {"id": ["x" * 50_000]},
+        {"prompt": None, "messages": [{"role": "a b " * 50_000, "content": ""}]},
+        {"prompt": None, "messages": [{"role": "user", "content": {"a b " * 50_000: 1}}]},
+        openai({"tools": [{"x" * 50_000: 1}], "messages": []}),
+    ],
+    ids=range(15),
+)
+def test_a_message_shows_a_part_of_what_is_long(row):
+    found = read(row if "custom_id" in row else {"prompt": "a"} | row).content
+    assert isinstance(found, LocalspecError)
+    assert len(str(found)) < 500
+
+
+def test_many_banned_tokens_take_no_time():
+    ids = [*range(200_000), 7]
+    assert "names token 7 twice" in str(read({"prompt": "a", "banned": ids}).content)
 
 
 def test_a_row_that_is_wrong_keeps_its_id():
@@ -144,7 +214,7 @@ BAD = [
     (b'{"prompt": "a"} {"prompt": "b"}', "not JSON"),
     (b"[" * 100_000, "nested too deep|not JSON"),
     (b"\xff\xfe{", "not UTF-8"),
-    (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),
+    (b'\xef\xbb\xbf{"prompt": "a"}', "begins with a byte order mark"),
     (b"[1, 2]", "no object"),
     (b'"text"', "no object"),
     (b"null", "no object"),
@@ -180,6 +250,10 @@ BAD = [
     (b'{"prompt": "a", "banned": 5}', "banned"),
     (b'{"prompt": "a", "banned": [[1]]}', "banned"),
     (b'{"prompt": "a", "logit_bias": {"x": 1}}', "token ids"),
+    (b'{"prompt": "a", "logit_bias": {"1_0": 1}}', "token ids"),
+    (b'{"prompt": "a", "logit_bias": {" 5": 1}}', "token ids"),
+    ('{"prompt": "a", "logit_bias": {"٥": 1}}'.encode(), "token ids"),
+    (b'{"prompt": "a", "logit_bias": {"5": 1, "05": 2}}', "names token 5 twice"),
     (b'{"prompt": "a", "logit_bias": {"5": "x"}}', "logit_bias"),
     (b'{"prompt": "a", "logit_bias": [[1]]}', "logit_bias"),
     (b'{"prompt": "a", "logit_bias": 5}', "logit_bias"),
@@ -213,10 +287,6 @@ def test_a_bad_row_says_what_is_wrong(data, message):
 
 
 # OpenAI's shape
-
-
-def openai(body, **outer):
-    return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body, **outer}
 
 
 CHAT = {"model": "gpt-x", "messages": [{"role": "user", "content": "hello"}]}

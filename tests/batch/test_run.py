@@ -445,7 +445,7 @@ def test_killed_before_and_after_every_step_on_disk_it_goes_on(retry, tmp_path, 
         check_prefix(output, ids)
         run(path, output)
         assert without_times(output) == expected, step
-        assert not list(output.parent.glob("*.tmp"))
+        assert not list(output.parent.glob("*.unfinished"))
         step += 1
     assert step > (8 if retry else 20)
 

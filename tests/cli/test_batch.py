@@ -171,6 +171,15 @@ def test_a_template_file_is_known_by_its_content(pool, files, capfd):
         (["missing.jsonl", "-o", "a.jsonl"], "cannot be read"),
         (["prompts.jsonl", "-o", "prompts.jsonl"], "both input and output"),
         (["prompts.jsonl", "-o", "./prompts.jsonl", "--restart"], "both input and output"),
+        (["a.jsonl.state", "-o", "a.jsonl"], "which a run that writes a.jsonl has for itself"),
+        (["a.jsonl.state.unfinished", "-o", "a.jsonl"], "has for itself"),
+        (["a.jsonl.unfinished", "-o", "a.jsonl"], "has for itself"),
+        (["a.jsonl.lock", "-o", "a.jsonl"], "has for itself"),
+        (["prompts.jsonl", "-o", "a.jsonl", "--summary", "a.jsonl"], "stands beside it"),
+        (["prompts.jsonl", "-o", "a.jsonl", "--summary", "./a.jsonl.state"], "stands beside it"),
+        (["prompts.jsonl", "-o", "a.jsonl", "--summary", "a.jsonl.lock"], "stands beside it"),
+        (["prompts.jsonl", "-o", "a.jsonl", "--summary", "-"], "- is none"),
+        (["prompts.jsonl", "--system", "a\udcff"], "not text"),
         (["prompts.jsonl", "--restart"], "--restart needs an output file"),
         (["prompts.jsonl", "--retry-errors"], "--retry-errors needs an output file"),
         (["prompts.jsonl", "-o", "."], "must be a file"),
@@ -188,6 +197,8 @@ def test_a_template_file_is_known_by_its_content(pool, files, capfd):
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_loaded(arguments, said, pool, files, capfd):
+    if arguments and arguments[0].startswith("a.jsonl"):
+        (files / arguments[0]).write_text('{"prompt": "x"}\n')
     assert batch(*arguments) in (1, 2)
     out, err = capfd.readouterr()
     assert said in err
