@@ -27,6 +27,7 @@ __all__ = ["UNCALIBRATED", "AdaptivePolicy", "Costs", "Guard"]
 _PLAIN = FixedPolicy(0)
 _EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
 _OTHER_MACHINE = 0.5  # of what a plain step takes by the curve
+_CAUTION = 2.0  # times what has to be read is to be won back: its price is certain, and the gain is not
 _TRIAL_SHARE = 0.02  # of what a text takes: what the draft may have to read for a mere trial
 _LONGEST_PATIENCE = 4  # texts without a try
 _PROBE_AFTER = 128  # steps that copied nothing
@@ -346,7 +347,7 @@ class _Plan:
         """Whether the draft's next law is worth a pass, averaged over the confidences it usually shows."""
         reading_s = self._policy.catch_up_s(num_lacking + num_unread, self._table.depth)
         steps = max(1, num_expected // 2)
-        return self._next_gain() > self._price * reading_s / steps and self._run(num_lacking)
+        return self._next_gain() > _CAUTION * self._price * reading_s / steps and self._run(num_lacking)
 
     def _run(self, num_lacking: int) -> bool:
         self.catch_up_s += self._policy.catch_up_s(num_lacking, self._table.depth)
