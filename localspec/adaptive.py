@@ -164,8 +164,8 @@ class AdaptivePolicy:
         # How much more is accepted than the confidence model says, worth 20 tokens of prior.
         self._correction = ForgettingRatio(20.0, 20.0, keep=0.98)
         # Seconds of passes over several tokens, and of the draft's, by the clock / by their curves; like Guard.pace.
-        self._verify_clock: ForgettingRatio | None = None
-        self._draft_clock: ForgettingRatio | None = None
+        self._verify_clock = ForgettingRatio(2.0, 2.0, keep=0.95)
+        self._draft_clock = ForgettingRatio(2.0, 2.0, keep=0.95)
         self._explored = 0
         self._idle_steps = 0
         self._idle_texts = 0
@@ -192,14 +192,14 @@ class AdaptivePolicy:
         copies = self.lookup and self.lookup_guard.allows
         if not (drafts or copies):
             return _PLAIN
-        if self._verify_clock is None or self._draft_clock is None:
+        if self._table is None:
             # Who finds plain decoding slower expects the same of everything: other programs take time. Who finds it
             # faster does not: memory bandwidth has come back, which passes over several tokens do not live on. Twice
             # as fast is no such thing: these curves are of another machine.
             pace = self.guard.pace
-            clock = pace if pace < _OTHER_MACHINE else max(1.0, pace)
-            self._verify_clock = ForgettingRatio(2.0 * clock, 2.0, keep=0.95)
-            self._draft_clock = ForgettingRatio(2.0 * clock, 2.0, keep=0.95)
+            expected = pace if pace < _OTHER_MACHINE else max(1.0, pace)
+            for clock in (self._verify_clock, self._draft_clock):
+                clock.numerator *= expected
         if self._table is None or abs(self._table.depth - depth) > 32:
             self._table = _CostTable.at(depth, self.costs)
         plan: type[_Plan] = _Plan
@@ -229,11 +229,11 @@ class AdaptivePolicy:
 
     @property
     def _verify_pace(self) -> float:
-        return 1.0 if self._verify_clock is None else self._verify_clock.value / self.guard.pace
+        return self._verify_clock.value / self.guard.pace
 
     @property
     def _draft_pace(self) -> float:
-        return 1.0 if self._draft_clock is None else self._draft_clock.value / self.guard.pace
+        return self._draft_clock.value / self.guard.pace
 
     def catch_up_s(self, num_lacking: int, depth: int) -> float:
         """Return what reading so many tokens costs the draft, beyond the one or two that every step has to read."""
@@ -270,14 +270,14 @@ class AdaptivePolicy:
     def _learn_costs(self, outcome: StepOutcome, plan: _Plan) -> float:
         """Compare a step with its curves; return what it costs by the curves as they are scaled then."""
         verify_s = self.costs.verify_s(outcome.num_drafted + 1, outcome.depth)
-        if outcome.num_drafted and self._verify_clock is not None:
+        if outcome.num_drafted:
             self._verify_clock.add_ratio((outcome.verify_s + outcome.sampling_s) / verify_s)
             verify_s *= self._verify_pace
         draft_s = 0.0  # without a draft model a pass costs infinitely much
         if plan.passes:
             one_s = self.costs.draft_s(1, outcome.depth)
             draft_s = plan.passes * one_s + plan.catch_up_s
-        if draft_s and self._draft_clock is not None:
+        if draft_s:
             self._draft_clock.add_ratio(outcome.draft_s / draft_s)
         return verify_s + draft_s * self._draft_pace
 

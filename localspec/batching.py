@@ -11,13 +11,13 @@ from localspec.answers import GenerationResult, Transcript
 from localspec.backend.vocabulary import Vocabulary
 from localspec.batch_plan import BatchPlan
 from localspec.encoding import Prompt, PromptEncoder
-from localspec.errors import ContextOverflowError, InvalidOptionError, LocalspecError
+from localspec.errors import InvalidOptionError, LocalspecError
 from localspec.generation import Request
 from localspec.policy import Policy
 from localspec.profile import Profile
 from localspec.sampling import Rule, SamplingParams, check_rule, check_seed, record_seed
 from localspec.tuning import PolicyName, draft_sampling
-from localspec.wording import counted, shown
+from localspec.wording import shown
 
 __all__ = ["Batch", "BatchAnswer", "BatchOptions", "BatchProgress", "BatchRequest", "Job", "JobPreparer"]
 
@@ -172,11 +172,12 @@ class JobPreparer:
         params = self._default_params if record.params is None else record.params
         if not isinstance(params, SamplingParams):
             raise InvalidOptionError(f"params is {shown(params)}; make SamplingParams of it")
-        self._check_size(record.prompt)
         rule = options.rule if record.rule is None else check_rule(record.rule)
         transcript = Transcript(self._vocabulary, record.stop)
         request = Request(
-            prompt=self._encoder.encode(record.prompt, raw=record.raw, special=record.special),
+            prompt=self._encoder.encode(
+                record.prompt, raw=record.raw, special=record.special, capacity=self._context
+            ),
             params=params,
             max_tokens=self._context if record.max_tokens is None else record.max_tokens,
             seed=record_seed(options.seed, record.id) if record.seed is None else check_seed(record.seed),
@@ -186,15 +187,6 @@ class JobPreparer:
             watch=transcript.watch,
         )
         return Job(record, index, request, transcript)
-
-    def _check_size(self, prompt: Prompt) -> None:
-        """Refuse a text that cannot fit: to make ids of megabytes takes seconds and a hundred times the room."""
-        size = len(prompt) if isinstance(prompt, str) else 0
-        if size > self._context * 64 and size > self._context * self._vocabulary.longest_piece:
-            raise ContextOverflowError(
-                f"the prompt has {counted(size, 'character')}, more than the {self._context} tokens of the context"
-                " can hold; shorten it, or use a larger --ctx"
-            )
 
 
 class Batch(Iterator[BatchAnswer]):

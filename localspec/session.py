@@ -167,7 +167,7 @@ class Session:
         params = self.default_params if params is None else params
         transcript = Transcript(self.vocabulary, stop)
         request = Request(
-            prompt=self.encode(prompt, raw=raw, special=special),
+            prompt=self._encoder.encode(prompt, raw=raw, special=special, capacity=self.context),
             params=params,
             max_tokens=self.context if max_tokens is None else max_tokens,
             seed=fresh_seed() if seed is None else check_seed(seed),

@@ -92,8 +92,8 @@ def save(cells: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "auto over best fixed, worst": min(value(c["auto over best fixed"]) for c in cells),
         "auto over plain, worst": min(value(c["auto over plain"]) for c in cells),
     }
-    settings = {"trials": options.trials, "tokens": options.tokens, "lengths": LENGTHS, "rule": "block"}
-    settings["backend"] = options.backend
+    settings = {name: getattr(options, name) for name in ("trials", "tokens", "backend")}
+    settings |= {"lengths": LENGTHS, "rule": "block"}
     write("policy", settings, {"cells": cells, "summary": summary})
 
 
@@ -217,8 +217,8 @@ def cell(session: Session, pair: str, found: KindAgreement, trials: int, tokens:
                 depth=COST_DEPTH,
                 sampler=profile.sampler,
             )[g]
-            * middle(then, ("target", 1))
-            / middle(own, ("target", 1))
+            * median(then["target", 1])
+            / median(own["target", 1])
             for own, then in zip(costs[str(g)], costs["0"], strict=True)
         ]
         for g in LENGTHS
@@ -271,10 +271,6 @@ def sample_costs(session: Session) -> Costs:
                     costs.setdefault((name, size), []).append(perf_counter() - started)
                 context.truncate(0, depth)
     return costs
-
-
-def middle(costs: Costs, key: tuple[str, int]) -> float:
-    return median(costs[key])
 
 
 def curves(costs: Costs, model: str) -> CostCurves:

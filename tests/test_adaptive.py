@@ -426,7 +426,6 @@ def test_copies_are_tried_again_in_case_costs_have_changed() -> None:
     """After 128 idle steps one token that is likely enough is copied, whatever it is worth; not one that is not."""
     policy = ready(lookup_policy(Costs(STEEP, 0.1)))
     policy.plan(0)
-    assert policy._verify_clock is not None
     policy._verify_clock.add(1000.0, 1.0)
     for _ in range(127):
         assert policy.plan(0).copies([0.99] * 8) == 0

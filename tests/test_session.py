@@ -14,12 +14,14 @@ import pytest
 from localspec import cli
 from localspec.adaptive import AdaptivePolicy
 from localspec.backend.llamacpp import LlamaModel
-from localspec.errors import InvalidOptionError, PromptError
+from localspec.encoding import PromptEncoder
+from localspec.errors import ContextOverflowError, InvalidOptionError, PromptError
 from localspec.generation import Request
 from localspec.policy import FixedPolicy
 from localspec.profile import DraftTemperatureAt
 from localspec.sampling import SamplingParams
 from localspec.session import Session, load_pair
+from localspec.text import ChatTemplate, template_source
 from localspec.tuning import ProfileLookup
 from tests.backend.tiny_models import TOKENS, write_mamba
 from tests.cli.scripted import PROMPT, scripted_session
@@ -85,6 +87,20 @@ def test_messages_without_text_are_an_empty_prompt(session: Session, content: st
 def test_what_is_neither_text_nor_messages(session: Session, prompt: object) -> None:
     with pytest.raises(PromptError):
         session.stream(prompt)  # type: ignore[arg-type]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_ids_are_made_of_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a b " * 17 * session.context
+    said = f"{len(text)} characters, more than the {session.context} tokens"
+    assert len(session.encode(text, raw=True)) > session.context, "who only counts tokens gets them"
+    monkeypatch.setattr(session.vocabulary, "tokenize", None)
+    with pytest.raises(ContextOverflowError, match=said):
+        session.stream(text, raw=True)
+    session._encoder = PromptEncoder(session.vocabulary, ChatTemplate(template_source("chatml", None)), name="x")
+    with pytest.raises(ContextOverflowError, match="characters, more than the"):
+        session.stream([{"role": "user", "content": text}])
 
 
 def test_a_seed_may_come_from_numpy(session: Session) -> None:

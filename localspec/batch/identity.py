@@ -10,15 +10,16 @@ from typing import Any, Final
 __all__ = ["PairFingerprint", "RunIdentity"]
 
 _FORMAT: Final = "localspec batch"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PairFingerprint:
-    """The files of a pair, by ``file_fingerprint``; ``draft`` is None for plain decoding."""
+    """The files of a pair, by ``file_fingerprint``, and what evaluates them; ``draft`` is None for plain decoding."""
 
     target: str
     draft: str | None
+    backend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class RunIdentity:
             found.append("the target is another model file")
         if self.models.draft != earlier.models.draft:
             found.append(_draft_change(earlier.models.draft, self.models.draft))
+        if self.models.backend != earlier.models.backend:
+            found.append(f"{earlier.models.backend} evaluated, and now it is {self.models.backend} (--backend)")
         if self.seed is not None and self.seed != earlier.seed:
             found.append(f"seed was {earlier.seed} and is now {self.seed}")
         for name in sorted({*self.settings, *earlier.settings} - but):

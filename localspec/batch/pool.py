@@ -67,6 +67,7 @@ class LocalPool:
         self.models = PairFingerprint(
             file_fingerprint(pair.target.model.path),
             None if pair.draft is None else file_fingerprint(pair.draft.model.path),
+            pair.target.model.binding.name,
         )
         self.model_name = pair.target.model.path.stem
         self.default_params = session.default_params

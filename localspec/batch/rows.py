@@ -89,8 +89,9 @@ class RowReader:
         try:
             values = _parse(line.data)
             openai = is_request(values)
-            found = _id(values, "custom_id" if openai else "id", line.number)
-            self._claim(found, given=values.get("custom_id" if openai else "id") is not None)
+            name = "custom_id" if openai else "id"
+            found = _id(values, name, line.number)
+            self._claim(found, given=values.get(name) is not None)
             row_id = found
             own = request_fields(values) if openai else {key: value for key, value in values.items() if key != "id"}
             request = self._request(str(row_id), own)

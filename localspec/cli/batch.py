@@ -193,7 +193,7 @@ def _drafting(values: dict[str, Any]) -> Drafting:
     template = values["template"]
     if template is not None and Path(template).is_file():
         template = f"{template} {hashlib.sha256(read_whole(Path(template))).hexdigest()}"
-    names = ("context", "backend", "num_draft_tokens", "policy")
+    names = ("context", "num_draft_tokens", "policy")
     drafter = "none" if values["no_draft"] and values["drafter"] == "auto" else values["drafter"]
     return (*((name, values[name]) for name in names), ("drafter", drafter), ("template", template))
 

@@ -47,7 +47,7 @@ class FakePool:
         on_answer: called before each answer is handed out.
     """
 
-    models = PairFingerprint("target", "draft")
+    models = PairFingerprint("target", "draft", "a library")
     model_name = "fake"
     default_params = PARAMS
 

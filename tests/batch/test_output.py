@@ -19,7 +19,7 @@ from localspec.errors import EvaluationError, InvalidOptionError, StoreError
 def identity(**changes):
     values = {
         "prompts": "hash",
-        "models": PairFingerprint("target", "draft"),
+        "models": PairFingerprint("target", "draft", "a library"),
         "seed": 5,
         "settings": {"temperature": 0.8, "stop": (), "context": 4096},
     }
@@ -118,7 +118,7 @@ def test_a_file_that_something_else_wrote_is_refused(path):
     assert rows_of(path) == [1]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"format": "localspec batch", "version": 2}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"format": "localspec batch", "version": 3}', "\xff"])
 def test_a_state_that_cannot_be_understood_is_refused(text, path):
     write(path, [1])
     path.with_name("answers.jsonl.state").write_text(text, encoding="utf-8")
@@ -132,9 +132,10 @@ def test_a_state_that_cannot_be_understood_is_refused(text, path):
     [
         ({"prompts": "other"}, "the prompt file has changed"),
         ({"prompts": None}, "pipe"),
-        ({"models": PairFingerprint("other", "draft")}, "the target is another model file"),
-        ({"models": PairFingerprint("target", "other")}, "the draft is another model file"),
-        ({"models": PairFingerprint("target", None)}, "there was a draft"),
+        ({"models": PairFingerprint("other", "draft", "a library")}, "the target is another model file"),
+        ({"models": PairFingerprint("target", "other", "a library")}, "the draft is another model file"),
+        ({"models": PairFingerprint("target", None, "a library")}, "there was a draft"),
+        ({"models": PairFingerprint("target", "draft", "another")}, "a library evaluated, and now it is another"),
         ({"seed": 6}, "seed was 5 and is now 6"),
         ({"settings": {"temperature": 0.7, "stop": (), "context": 4096}}, "temperature was 0.8 and is now 0.7"),
         ({"settings": {"temperature": 0.8, "stop": ("x",), "context": 4096}}, r"stop was \[\] and is now \['x'\]"),
