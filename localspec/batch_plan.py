@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
-from localspec.adaptive import UNCALIBRATED, Guard
+from localspec.adaptive import UNCALIBRATED
 from localspec.averages import ForgettingRatio
 from localspec.backend import Context
 from localspec.curves import CostCurves
+from localspec.guard import Guard
 from localspec.plans import EvaluationPlan
 from localspec.policy import FixedPolicy, StepOutcome
 from localspec.profile import WORTHWHILE, Profile, SamplerCost

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.adaptive import UNCALIBRATED, AdaptivePolicy, Guard
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
 from localspec.averages import ForgettingRatio
 from localspec.drafters import Draft, Drafter, DraftRequest, ModelDrafter
 from localspec.engine import Engine
 from localspec.errors import EvaluationError
 from localspec.generation import Generation, Request
+from localspec.guard import Guard
 from localspec.lookup import LookupDrafter, LookupOrModel, Match, MatchRecord, Repeats
 from localspec.policy import FixedPolicy
 from localspec.sampling import SamplingParams, SparseLaw, StepNoise, Stream, law, verification_law

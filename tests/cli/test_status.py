@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from localspec.adaptive import UNCALIBRATED, AdaptivePolicy, Guard
+from localspec.adaptive import UNCALIBRATED, AdaptivePolicy
 from localspec.cli.running import status_line, why_plain
 from localspec.generation import Stats
+from localspec.guard import Guard
 from localspec.policy import FixedPolicy, StepOutcome
 
 COSTS = SimpleNamespace(
