@@ -4,9 +4,10 @@
     python scripts/build_ik.py --jobs 1        gently
     python scripts/build_ik.py --source FILE   from a source package at hand
 
-The package's wheels are compiled for what most processors have in common; a native build uses the rest, AVX-512
-among it. It needs a C++ compiler, CMake and some minutes. Only the library is built: the package's own build makes
-more, and needs a version control system for it.
+The package's wheels are compiled for what most processors have in common; a native build uses the rest. Where there is
+AVX-512, kernels of localspec's own (ik_kernels.h) are built in, with which a pass over a few tokens costs little more
+than one over a single token. It needs a C++ compiler, CMake and some minutes. Only the library is built: the package's
+own build makes more, and needs a version control system for it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,19 @@ OPTIONS = (
     f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
 )
 
+KERNELS = Path(__file__).with_name("ik_kernels.h")
+
+# Where ik_llama.cpp chooses what multiplies: a text that stands there once, and what takes its place.
+CHOICE = Path("ggml", "src", "iqk", "iqk_mul_mat.cpp")
+EDITS = (
+    ('#include "ggml-common.h"\n', '#include "ggml-common.h"\n#include "iqk_common.h"\n#include "ik_kernels.h"\n'),
+    *(
+        (chooses, chooses.replace(";", " && localspec::use_kernels(typeA, mm.funcs);"))
+        for kind in ("kquants", "legacy_quants")
+        for chooses in [f"return iqk_set_kernels_{kind}(ne00, typeA, typeB, mm.funcs, mm.func16);"]
+    ),
+)
+
 CHECK = "from localspec.backend.ik import BINDING; print(BINDING.build())"
 
 
@@ -58,6 +72,7 @@ def main() -> int:
             work = options.work or Path(temporary)
             work.mkdir(parents=True, exist_ok=True)
             source = unpack(options.source or fetch(work), work)
+            add_kernels(source)
             built = build(source, work / f"build-{PACKAGE_VERSION}", options.jobs)
             directory = install(built)
             print(f"{directory}: {verified(directory / library_names()[0])}")
@@ -110,6 +125,24 @@ def unpack(package: Path, work: Path) -> Path:
                 raise ValueError(f"{package} is not the source package of ik-llama-cpp-python {PACKAGE_VERSION}")
             found.replace(place)
     return place / inside
+
+
+def add_kernels(source: Path) -> None:
+    """Put localspec's kernels into the sources, unless they are there; what does not change is not compiled again."""
+    place = source / CHOICE
+    text = place.read_text(encoding="utf-8")
+    for old, new in EDITS:
+        if new not in text:
+            if text.count(old) != 1:
+                raise ValueError(f"{place} has {old.strip()!r} {text.count(old)} times; once is expected")
+            text = text.replace(old, new)
+    _write_changed(place, text)
+    _write_changed(place.with_name(KERNELS.name), KERNELS.read_text(encoding="utf-8"))
+
+
+def _write_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
 
 
 def build(source: Path, directory: Path, jobs: int) -> list[Path]:

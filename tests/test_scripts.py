@@ -215,6 +215,48 @@ def test_sources_of_another_version_are_not_built(tmp_path):
         builder.unpack(_package(tmp_path / "bare.tar.gz", builder.PACKAGE_VERSION, files={"a": "b"}), tmp_path)
 
 
+CHOICE = """#include "ggml-common.h"
+bool prepare() {
+            return iqk_set_kernels_kquants(ne00, typeA, typeB, mm.funcs, mm.func16);
+            return iqk_set_kernels_legacy_quants(ne00, typeA, typeB, mm.funcs, mm.func16);
+}
+            return iqk_set_kernels_kquants(ne00, typeA, typeB, m.funcs, m.func16);
+"""
+
+
+def test_kernels_are_put_into_the_sources_once(tmp_path):
+    builder = _load("build_ik")
+    place = tmp_path / builder.CHOICE
+    place.parent.mkdir(parents=True)
+    place.write_text(CHOICE)
+    builder.add_kernels(tmp_path)
+    text = place.read_text()
+    for line in (
+        '#include "ik_kernels.h"',
+        "return iqk_set_kernels_kquants(ne00, typeA, typeB, mm.funcs, mm.func16)"
+        " && localspec::use_kernels(typeA, mm.funcs);",
+        "return iqk_set_kernels_legacy_quants(ne00, typeA, typeB, mm.funcs, mm.func16)"
+        " && localspec::use_kernels(typeA, mm.funcs);",
+    ):
+        assert text.count(line) == 1
+    assert text.count("use_kernels") == 2, "other processors keep what they have"
+    header = place.with_name("ik_kernels.h")
+    assert header.read_text() == builder.KERNELS.read_text()
+    written = [file.stat().st_mtime_ns for file in (place, header)]
+    builder.add_kernels(tmp_path)
+    assert [file.stat().st_mtime_ns for file in (place, header)] == written, "nothing to compile again"
+
+
+def test_other_sources_get_no_kernels(tmp_path):
+    builder = _load("build_ik")
+    place = tmp_path / builder.CHOICE
+    place.parent.mkdir(parents=True)
+    place.write_text(CHOICE.replace("_kquants", "_other"))
+    with pytest.raises(ValueError, match=r"iqk_set_kernels_kquants.* 0 times; once is expected"):
+        builder.add_kernels(tmp_path)
+    assert place.read_text() == CHOICE.replace("_kquants", "_other")
+
+
 def test_a_build_that_cannot_begin_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     builder = _load("build_ik")
     monkeypatch.setattr(builder.shutil, "which", lambda tool: None if tool == "c++" else tool)

@@ -228,6 +228,36 @@ def test_a_cache_that_keeps_its_holes_is_an_error(smollm2_path: Path) -> None:
     assert lengths == "[1, 3]"
 
 
+ROWS = """
+import sys
+import numpy as np
+from pathlib import Path
+from localspec.backend import Span
+from localspec.backend.ik import BINDING, IkContext, IkModel
+context = IkContext(IkModel(Path(sys.argv[1])), capacity=64, threads=1)
+tokens = list(range(1000, 1040))
+context.decode([Span(0, tokens[:20], 0)])
+def rows(*sizes):
+    context.truncate(0, 20)
+    found = [context.decode([Span(0, tokens[context.length(0) :][:n], n)]).copy() for n in sizes]
+    return np.concatenate(found)
+one_by_one = rows(*[1] * 12)
+print("localspec's kernels" in BINDING.build())
+print([bool(np.array_equal(one_by_one, rows(*sizes))) for sizes in ((2,) * 6, (3, 4, 5), (12,), (1, 8, 3))])
+"""
+
+
+@pytest.mark.model
+def test_rows_do_not_depend_on_the_size_of_the_pass_with_kernels_of_our_own(qwen_target_path: Path) -> None:
+    require_library()
+    command = [sys.executable, "-c", ROWS, str(qwen_target_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    own, equal = done.stdout.splitlines()
+    if own != "True":
+        pytest.skip("this library has none")
+    assert equal == str([True] * 4)
+
+
 @pytest.mark.model
 @pytest.mark.skipif(BACKEND == "ik", reason="these are the tests that this one runs")
 @pytest.mark.parametrize(

@@ -1,0 +1,255 @@
+// Multiplies random weights by random columns with scripts/ik_kernels.h, and compares with what the formats mean.
+// Prints a line for each fault, and the number of outputs compared.
+
+#include <immintrin.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+// What the kernels use of the library.
+#define HAVE_FANCY_SIMD
+constexpr int IQK_MAX_NY = 8;
+using ggml_half = uint16_t;
+struct block_q4_k_r4 { ggml_half d[8]; uint8_t scales_h[16], scales_l[32], qs[512]; };
+struct block_q6_k_r4 { ggml_half d[4]; int8_t scales[64]; uint8_t qh[256], ql[512]; };
+struct block_iq4_nl_r8 { ggml_half d[8]; uint8_t qs[128]; };
+struct block_q8_0_r8 { ggml_half d[8]; int8_t qs[256]; };
+struct block_q8_K { float d, sum; int8_t qs[256]; int16_t bsums[16]; };
+struct block_q8_2 { uint16_t d, s; int8_t qs[32]; };
+struct block_q8_2_x4 { uint16_t d[8]; int8_t qs[128]; };
+enum { GGML_TYPE_Q4_K_R4, GGML_TYPE_Q6_K_R4, GGML_TYPE_Q4_0_R8, GGML_TYPE_Q8_0_R8, OTHER };
+
+struct DataInfo {
+    float * s;
+    const char * cy;
+    size_t bs, by;
+    void store(int ix, int iy, __m128 v) const { _mm_storeu_ps(s + iy*bs + ix, v); }
+    void store(int ix, int iy, __m256 v) const { _mm256_storeu_ps(s + iy*bs + ix, v); }
+};
+
+template <int columns, typename Block> struct Q8 {
+    explicit Q8(const DataInfo & info) {
+        for (int i = 0; i < columns; ++i) y[i] = (const Block *)(info.cy + i*info.by);
+    }
+    __m256i load_quants(int iy, int i, int j) const { return _mm256_loadu_si256((const __m256i *)y[iy][i].qs + j); }
+    __m256i load_bsums(int iy, int i) const { return _mm256_loadu_si256((const __m256i *)y[iy][i].bsums); }
+    float scale(int iy, int i) const { return y[iy][i].d; }
+    const Block * y[columns];
+};
+
+using mul_mat_t = void (*)(int, const void *, size_t, const DataInfo &, int);
+#define IQK_SET_MUL_MAT_FUNCTIONS(kernel, funcs) \
+    funcs = {kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, kernel<7>, kernel<8>};
+
+#include "ik_kernels.h"
+
+static std::mt19937 random_bits(7);
+static int below(int n) { return (int)(random_bits() % n); }
+static void fill(void * data, size_t size) {
+    for (size_t i = 0; i < size; ++i) ((uint8_t *)data)[i] = (uint8_t)random_bits();
+}
+static ggml_half half() { return _cvtss_sh((below(2000) - 1000)*1e-5f, 0); }
+static float value(ggml_half h) { return _cvtsh_ss(h); }
+static float bf16(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float found;
+    std::memcpy(&found, &wide, 4);
+    return found;
+}
+
+struct Case {
+    const char * name;
+    int type, rows_together, n;
+    size_t row_bytes;       // of one row, as the library counts
+    size_t column_bytes;
+    std::function<void(char *)> make_group;                                        // of rows that are stored together
+    std::function<void(char *)> make_column;
+    std::function<void(const char *, int, const char *, double &, double &)> exact;  // of a row of a group: sum, size
+};
+
+static int compared = 0;
+
+static void run(const Case & c) {
+    constexpr int columns = 8;
+    std::array<mul_mat_t, IQK_MAX_NY> kernels{};
+    if (!localspec::use_kernels(c.type, kernels)) std::printf("%s: not taken\n", c.name);
+    for (int groups = 1; groups <= 4; ++groups) {
+        const int rows = groups*c.rows_together;
+        std::vector<char> weights(rows*c.row_bytes), ys(columns*c.column_bytes);
+        for (int g = 0; g < groups; ++g) c.make_group(weights.data() + g*c.rows_together*c.row_bytes);
+        for (int i = 0; i < columns; ++i) c.make_column(ys.data() + i*c.column_bytes);
+        const int width = rows + 8;
+        std::vector<float> first;
+        for (int count = columns; count >= 1; --count) {
+            std::vector<float> out(columns*width, -7.0f);
+            kernels[count - 1](c.n, weights.data(), c.row_bytes, DataInfo{out.data(), ys.data(), (size_t)width, c.column_bytes}, rows);
+            if (first.empty()) first = out;
+            for (int i = 0; i < columns; ++i) {
+                for (int r = 0; r < width; ++r) {
+                    const float found = out[i*width + r];
+                    if (i >= count || r >= rows) {
+                        if (found != -7.0f) std::printf("%s: wrote row %d of column %d\n", c.name, r, i);
+                        continue;
+                    }
+                    double sum = 0, size = 0;
+                    const char * group = weights.data() + r/c.rows_together*c.rows_together*c.row_bytes;
+                    c.exact(group, r % c.rows_together, ys.data() + i*c.column_bytes, sum, size);
+                    if (std::fabs(found - sum) > 1e-6*size) std::printf("%s: %g for %g\n", c.name, found, sum);
+                    if (std::memcmp(&found, &first[i*width + r], 4)) std::printf("%s: %d columns differ from 8\n", c.name, count);
+                    ++compared;
+                }
+            }
+        }
+    }
+}
+
+// The weight of row r, part i (32 weights), at 16*half + 4*k + t, of what K-quants keep four bits of.
+static int four_bits(const uint8_t * qs, int r, int i, int half, int k, int t) {
+    const int byte = qs[64*i + 32*(k & 1) + 16*half + 4*r + t];
+    return k & 2 ? byte >> 4 : byte & 15;
+}
+
+static void k_column(char * data, int n) {
+    for (int b = 0; b < n/256; ++b) {
+        auto & y = ((block_q8_K *)data)[b];
+        fill(y.qs, sizeof(y.qs));
+        y.d = (below(1000) + 1)*1e-4f;
+    }
+}
+
+static void add(double term, double & sum, double & size) {
+    sum += term;
+    size += std::fabs(term);
+}
+
+static Case q4_k(int n) {
+    Case c{"q4_k", GGML_TYPE_Q4_K_R4, 4, n, n/256*sizeof(block_q4_k_r4)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
+    c.make_group = [n](char * data) {
+        fill(data, n/256*sizeof(block_q4_k_r4));
+        for (int b = 0; b < n/256; ++b) for (auto & d : ((block_q4_k_r4 *)data)[b].d) d = half();
+    };
+    c.make_column = [n](char * data) {
+        k_column(data, n);
+        for (int b = 0; b < n/256; ++b) for (int i = 0; i < 8; ++i) {
+            const float sum = below(2000) - 1000;
+            std::memcpy((char *)((block_q8_K *)data)[b].bsums + 4*i, &sum, 4);
+        }
+    };
+    c.exact = [n](const char * group, int r, const char * column, double & sum, double & size) {
+        for (int b = 0; b < n/256; ++b) {
+            const auto & x = ((const block_q4_k_r4 *)group)[b];
+            const auto & y = ((const block_q8_K *)column)[b];
+            for (int i = 0; i < 8; ++i) {
+                const int at = 4*i + r, upper = x.scales_h[at % 16] >> (at < 16 ? 0 : 4);
+                const int scale = (x.scales_l[at] & 15) | (upper & 3) << 4;
+                const int least = x.scales_l[at] >> 4 | (upper >> 2 & 3) << 4;
+                float part;
+                std::memcpy(&part, (const char *)y.bsums + 4*i, 4);
+                add(-(double)value(x.d[4 + r])*least*part, sum, size);
+                for (int j = 0; j < 32; ++j) {
+                    const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4);
+                    add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j], sum, size);
+                }
+            }
+        }
+    };
+    return c;
+}
+
+static Case q6_k(int n) {
+    Case c{"q6_k", GGML_TYPE_Q6_K_R4, 4, n, n/256*sizeof(block_q6_k_r4)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
+    c.make_group = [n](char * data) {
+        fill(data, n/256*sizeof(block_q6_k_r4));
+        for (int b = 0; b < n/256; ++b) for (auto & d : ((block_q6_k_r4 *)data)[b].d) d = half();
+    };
+    c.make_column = [n](char * data) {
+        k_column(data, n);
+        for (int b = 0; b < n/256; ++b) for (int j = 0; j < 16; ++j) {
+            auto & y = ((block_q8_K *)data)[b];
+            y.bsums[j] = 0;
+            for (int i = 0; i < 16; ++i) y.bsums[j] += y.qs[16*j + i];
+        }
+    };
+    c.exact = [n](const char * group, int r, const char * column, double & sum, double & size) {
+        for (int b = 0; b < n/256; ++b) {
+            const auto & x = ((const block_q6_k_r4 *)group)[b];
+            const auto & y = ((const block_q8_K *)column)[b];
+            for (int j = 0; j < 256; ++j) {
+                const int i = j/32, half = j/16%2, k = j/4%4, t = j%4;
+                const int two = x.qh[32*i + 16*half + 4*r + t] >> (std::array<int, 4>{0, 4, 2, 6})[k] & 3;
+                const int weight = four_bits(x.ql, r, i, half, k, t) + 16*two - 32;
+                add((double)value(x.d[r])*y.d*x.scales[8*i + 4*half + r]*weight*y.qs[j], sum, size);
+            }
+        }
+    };
+    return c;
+}
+
+template <typename Block>
+static Case of_32(const char * name, int type, int n, int (*weight)(const Block &, int, int)) {
+    Case c{name, type, 8, n, n/32*sizeof(Block)/8, n/32*sizeof(block_q8_2), {}, {}, {}};
+    c.make_group = [n](char * data) {
+        for (int i = 0; i < n/32; ++i) {
+            auto & x = ((Block *)data)[i];
+            fill(x.qs, sizeof(x.qs));
+            if (sizeof(x.qs) == 256) for (auto & q : x.qs) if ((int8_t)q == -128) q = -127;  // which the format has not
+            for (auto & d : x.d) d = half();
+        }
+    };
+    c.make_column = [n](char * data) {
+        for (int i = 0; i < n/32; ++i) {
+            auto & four = ((block_q8_2_x4 *)data)[i/4];
+            auto & alone = ((block_q8_2 *)data)[i];
+            const bool whole = i < n/32/4*4;
+            int8_t * qs = whole ? four.qs + 32*(i%4) : alone.qs;
+            fill(qs, 32);
+            int16_t sum = 0;
+            for (int j = 0; j < 32; ++j) sum += qs[j];
+            (whole ? four.d[i%4] : alone.d) = (uint16_t)(0x3c00 + below(256));
+            (whole ? four.d[i%4 + 4] : alone.s) = (uint16_t)sum;
+        }
+    };
+    c.exact = [n, weight](const char * group, int r, const char * column, double & sum, double & size) {
+        for (int i = 0; i < n/32; ++i) {
+            const auto & x = ((const Block *)group)[i];
+            const auto & four = ((const block_q8_2_x4 *)column)[i/4];
+            const auto & alone = ((const block_q8_2 *)column)[i];
+            const bool whole = i < n/32/4*4;
+            const double d = (double)value(x.d[r])*bf16(whole ? four.d[i%4] : alone.d);
+            const int8_t * qs = whole ? four.qs + 32*(i%4) : alone.qs;
+            for (int j = 0; j < 32; ++j) {
+                add(d*weight(x, r, j)*qs[j], sum, size);
+                size += 127*std::fabs(d*qs[j]);  // what is added and taken off again is rounded too
+            }
+        }
+    };
+    return c;
+}
+
+static int of_q4_0(const block_iq4_nl_r8 & x, int r, int j) {
+    const int byte = x.qs[32*(j/4%4) + 4*r + j%4];
+    return (j < 16 ? byte & 15 : byte >> 4) - 8;
+}
+
+static int of_q8_0(const block_q8_0_r8 & x, int r, int j) { return x.qs[32*(j/4) + 4*r + j%4]; }
+
+int main() {
+    for (int n : {256, 1536}) {
+        run(q4_k(n));
+        run(q6_k(n));
+    }
+    for (int n : {32, 128, 160, 896}) {
+        run(of_32<block_iq4_nl_r8>("q4_0", GGML_TYPE_Q4_0_R8, n, of_q4_0));
+        run(of_32<block_q8_0_r8>("q8_0", GGML_TYPE_Q8_0_R8, n, of_q8_0));
+    }
+    std::array<mul_mat_t, IQK_MAX_NY> untouched{};
+    if (!localspec::use_kernels(OTHER, untouched) || untouched[0]) std::printf("other types: taken\n");
+    if (localspec_kernels() != 1) std::printf("not announced\n");
+    std::printf("%d compared\n", compared);
+}

@@ -1,0 +1,59 @@
+"""Kernels for AVX-512 that scripts/build_ik.py adds to ik_llama.cpp, compiled without it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+
+
+def _has_avx512() -> bool:
+    try:
+        return set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split()) >= NEEDED
+    except OSError:
+        return False
+
+
+needs_avx512 = pytest.mark.skipif(
+    not (_has_avx512() and shutil.which("c++")), reason="needs a processor with AVX-512, and a C++ compiler"
+)
+
+
+def _outcome(folder: Path, header: str) -> list[str]:
+    (folder / "ik_kernels.h").write_text(header, encoding="utf-8")
+    source = Path(__file__).with_name("ik_kernels.cpp")
+    command = ["c++", "-std=c++17", "-O1", "-march=native", f"-I{folder}", source, "-o", folder / "kernels"]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([folder / "kernels"], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+@needs_avx512
+def test_products_are_what_the_formats_mean_whatever_the_number_of_columns(tmp_path):
+    """Random weights; one to eight columns, whole and half pairs of groups, all outputs. Equal to the last bit."""
+    lines = _outcome(tmp_path, (SCRIPTS / "ik_kernels.h").read_text(encoding="utf-8"))
+    # Two lengths of rows by 4, 8, 12, 16 rows for K-quants, four by 8, 16, 24, 32 for the rest; 1 + … + 8 columns.
+    assert lines == [f"{36 * 2 * (2 * 40 + 4 * 80)} compared"]
+
+
+@needs_avx512
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"),
+    [
+        ("_mm512_srli_epi16(two, 2), high", "_mm512_srli_epi16(two, 1), high", "q4_k"),
+        ("_mm512_slli_epi16(upper, 2)", "_mm512_slli_epi16(upper, 1)", "q6_k"),
+        ("i >= whole", "i > whole", "q4_0"),
+        ("offset = 127", "offset = 128", "q8_0"),
+        ("(ix + 4)*bx) : a", "ix*bx) : a", "q4_k"),
+    ],
+)
+def test_a_broken_kernel_is_noticed(right, wrong, name, tmp_path):
+    header = (SCRIPTS / "ik_kernels.h").read_text(encoding="utf-8")
+    assert right in header
+    assert any(re.match(name, line) for line in _outcome(tmp_path, header.replace(right, wrong)))
