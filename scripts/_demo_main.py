@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import localspec
 
 PROMPT = "Write a Python function that merges overlapping intervals, with type hints. Answer with code only."
 NUM_DRAFT_TOKENS = 4
 MAX_TOKENS = 128
+
+
+def has_avx512() -> bool:
+    """Whether this processor has the instructions that scripts/ik_kernels.h uses, as far as the system tells."""
+    try:
+        return "avx512_vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
 
 
 def main() -> int:
@@ -39,6 +48,12 @@ def main() -> int:
         print(
             "Checking drafts costs more than it saves here, which is what `localspec calibrate` finds out beforehand."
         )
+        if has_avx512():
+            print(
+                "This processor has AVX-512, with which it costs hardly more than one token:"
+                " python scripts/build_ik.py builds kernels that use it, and"
+                " localspec calibrate --frontier --derive Q4_0+cut:32768 says what they bring (docs/backends.md)."
+            )
     print("Next: localspec chat, or localspec calibrate (in .venv), or the pair qwen2.5-coder-1.5b-f16.")
     if plain.tokens == speculative.tokens:
         print(f"Both gave the same {len(plain.tokens)} tokens.")

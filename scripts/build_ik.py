@@ -4,10 +4,10 @@
     python scripts/build_ik.py --jobs 1        gently
     python scripts/build_ik.py --source FILE   from a source package at hand
 
-The package's wheels are compiled for what most processors have in common; a native build uses the rest. Where there is
-AVX-512, kernels of localspec's own (ik_kernels.h) are built in, with which a pass over a few tokens costs little more
-than one over a single token. It needs a C++ compiler, CMake and some minutes. Only the library is built: the package's
-own build makes more, and needs a version control system for it.
+The package's wheels are compiled for what most processors have in common; a native build uses the rest. Where
+there is AVX-512, kernels of localspec's own (ik_kernels.h) are built in, with which a pass over a few tokens costs
+little more than one over a single token. It needs a C++ compiler, CMake and some minutes. Only the library is
+built: the package's own build makes more, and needs a version control system for it.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@
 // Whatever the number of columns, an output is made by the same operations in the same order: the logits of a token do
 // not depend on how many share its pass. They are those of the library's own kernels for several columns, bit by bit.
 //
-// Needs iqk_common.h and ggml-common.h before it.
+// Needs iqk_common.h, ggml-common.h and ggml.h before it.
 
 #pragma once
 
-#if defined HAVE_FANCY_SIMD && defined __AVX512F__ && defined __AVX512BW__
+#ifdef HAVE_FANCY_SIMD  // AVX-512 with F, BW, DQ, VL and VNNI
 
 namespace localspec {
 
@@ -57,23 +57,27 @@ inline void store_k(const DataInfo & info, int row, int column, __m512 sums, boo
     }
 }
 
-// One block of Q4_K_R4: weights of 4 bits, scales and minimums of 6.
-struct Q4K {
-    using Block = block_q4_k_r4;
+// Sixteen bytes of either group with bits for both halves of a part: those of the first half are shifted up by four.
+inline __m512i split_bits(const void * first, const void * second) {
+    const auto a = _mm_loadu_si128((const __m128i *)first), b = _mm_loadu_si128((const __m128i *)second);
+    auto both = _mm512_castsi128_si512(_mm_slli_epi16(a, 4));
+    both = _mm512_inserti32x4(both, a, 1);
+    both = _mm512_inserti32x4(both, _mm_slli_epi16(b, 4), 2);
+    return _mm512_inserti32x4(both, b, 3);
+}
 
-    Q4K(const Block & a, const Block & b) : a(a), b(b) {
+// One block of a type with a scale and a minimum of 6 bits for each part of a row.
+template <typename B> struct WithMinimums {
+    using Block = B;
+
+    WithMinimums(const Block & a, const Block & b) : a(a), b(b) {
         const auto all = halves(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)a.d)),
                                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)b.d)));
         d = _mm512_shuffle_f32x4(all, all, _MM_SHUFFLE(2, 2, 0, 0));
         minus_m = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_shuffle_f32x4(all, all, _MM_SHUFFLE(3, 3, 1, 1)));
         // Four bits of each scale and minimum are in scales_l, two in scales_h.
         const auto low = _mm512_set1_epi8(0x0f), high = _mm512_set1_epi8(0x30);
-        const auto four = load(a.scales_l, b.scales_l);
-        const auto ah = _mm_loadu_si128((const __m128i *)a.scales_h), bh = _mm_loadu_si128((const __m128i *)b.scales_h);
-        auto two = _mm512_castsi128_si512(_mm_slli_epi16(ah, 4));
-        two = _mm512_inserti32x4(two, ah, 1);
-        two = _mm512_inserti32x4(two, _mm_slli_epi16(bh, 4), 2);
-        two = _mm512_inserti32x4(two, bh, 3);
+        const auto four = load(a.scales_l, b.scales_l), two = split_bits(a.scales_h, b.scales_h);
         scales = _mm512_or_si512(_mm512_and_si512(four, low), _mm512_and_si512(two, high));
         mins = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(four, 4), low),
                                _mm512_and_si512(_mm512_srli_epi16(two, 2), high));
@@ -101,7 +105,8 @@ struct Q4K {
         }
     }
 
-    __m512i part(int i, __m512i (&weights)[4]) const {
+    // Unpacks the lower four bits of part i; returns its scales.
+    __m512i four_bits(int i, __m512i (&weights)[4]) const {
         const auto low = _mm512_set1_epi8(0x0f);
         const auto bits1 = load(a.qs + 64*i, b.qs + 64*i), bits2 = load(a.qs + 64*i + 32, b.qs + 64*i + 32);
         weights[0] = _mm512_and_si512(bits1, low);
@@ -115,6 +120,30 @@ struct Q4K {
     const Block & a, & b;
     __m512 d, minus_m;
     __m512i scales, mins;
+};
+
+// One block of Q4_K_R4.
+struct Q4K : WithMinimums<block_q4_k_r4> {
+    using WithMinimums::WithMinimums;
+
+    __m512i part(int i, __m512i (&weights)[4]) const { return four_bits(i, weights); }
+};
+
+// One block of Q5_K_R4: the fifth bits are in qh.
+struct Q5K : WithMinimums<block_q5_k_r4> {
+    using WithMinimums::WithMinimums;
+
+    __m512i part(int i, __m512i (&weights)[4]) const {
+        const auto scale = four_bits(i, weights), fifth = split_bits(a.qh + 16*i, b.qh + 16*i);
+        const auto add = [](__m512i four, __m512i bits) {
+            return _mm512_or_si512(four, _mm512_and_si512(bits, _mm512_set1_epi8(0x10)));
+        };
+        weights[0] = add(weights[0], fifth);
+        weights[1] = add(weights[1], _mm512_srli_epi16(fifth, 2));
+        weights[2] = add(weights[2], _mm512_srli_epi16(fifth, 1));
+        weights[3] = add(weights[3], _mm512_srli_epi16(fifth, 3));
+        return scale;
+    }
 };
 
 // One block of Q6_K_R4: weights of 6 bits less 32, a scale of 8 bits for each half of a part.
@@ -206,6 +235,10 @@ void multiply_k(int n, const void * vx, size_t bx, const DataInfo & info, int nr
 
 template <int columns> void multiply_q4_k(int n, const void * vx, size_t bx, const DataInfo & info, int nrc_x) {
     multiply_k<Q4K, columns>(n, vx, bx, info, nrc_x);
+}
+
+template <int columns> void multiply_q5_k(int n, const void * vx, size_t bx, const DataInfo & info, int nrc_x) {
+    multiply_k<Q5K, columns>(n, vx, bx, info, nrc_x);
 }
 
 template <int columns> void multiply_q6_k(int n, const void * vx, size_t bx, const DataInfo & info, int nrc_x) {
@@ -302,6 +335,7 @@ template <int columns> void multiply_q8_0(int n, const void * vx, size_t bx, con
 inline bool use_kernels(int type, std::array<mul_mat_t, IQK_MAX_NY> & kernels) {
     switch (type) {
         case GGML_TYPE_Q4_K_R4: IQK_SET_MUL_MAT_FUNCTIONS(multiply_q4_k, kernels) break;
+        case GGML_TYPE_Q5_K_R4: IQK_SET_MUL_MAT_FUNCTIONS(multiply_q5_k, kernels) break;
         case GGML_TYPE_Q6_K_R4: IQK_SET_MUL_MAT_FUNCTIONS(multiply_q6_k, kernels) break;
         case GGML_TYPE_Q4_0_R8: IQK_SET_MUL_MAT_FUNCTIONS(multiply_q4_0, kernels) break;
         case GGML_TYPE_Q8_0_R8: IQK_SET_MUL_MAT_FUNCTIONS(multiply_q8_0, kernels) break;
@@ -313,7 +347,7 @@ inline bool use_kernels(int type, std::array<mul_mat_t, IQK_MAX_NY> & kernels) {
 }  // namespace localspec
 
 // Tells localspec that they are in the library.
-extern "C" __attribute__((visibility("default"))) int localspec_kernels(void) { return 1; }
+extern "C" GGML_API int localspec_kernels(void) { return 1; }
 
 #else
 

@@ -14,16 +14,18 @@
 
 // What the kernels use of the library.
 #define HAVE_FANCY_SIMD
+#define GGML_API
 constexpr int IQK_MAX_NY = 8;
 using ggml_half = uint16_t;
 struct block_q4_k_r4 { ggml_half d[8]; uint8_t scales_h[16], scales_l[32], qs[512]; };
+struct block_q5_k_r4 { ggml_half d[8]; uint8_t scales_h[16], scales_l[32], qh[128], qs[512]; };
 struct block_q6_k_r4 { ggml_half d[4]; int8_t scales[64]; uint8_t qh[256], ql[512]; };
 struct block_iq4_nl_r8 { ggml_half d[8]; uint8_t qs[128]; };
 struct block_q8_0_r8 { ggml_half d[8]; int8_t qs[256]; };
 struct block_q8_K { float d, sum; int8_t qs[256]; int16_t bsums[16]; };
 struct block_q8_2 { uint16_t d, s; int8_t qs[32]; };
 struct block_q8_2_x4 { uint16_t d[8]; int8_t qs[128]; };
-enum { GGML_TYPE_Q4_K_R4, GGML_TYPE_Q6_K_R4, GGML_TYPE_Q4_0_R8, GGML_TYPE_Q8_0_R8, OTHER };
+enum { GGML_TYPE_Q4_K_R4, GGML_TYPE_Q5_K_R4, GGML_TYPE_Q6_K_R4, GGML_TYPE_Q4_0_R8, GGML_TYPE_Q8_0_R8, OTHER };
 
 struct DataInfo {
     float * s;
@@ -128,11 +130,16 @@ static void add(double term, double & sum, double & size) {
     size += std::fabs(term);
 }
 
-static Case q4_k(int n) {
-    Case c{"q4_k", GGML_TYPE_Q4_K_R4, 4, n, n/256*sizeof(block_q4_k_r4)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
+static int fifth_bit(const block_q4_k_r4 &, int, int, int, int, int) { return 0; }
+static int fifth_bit(const block_q5_k_r4 & x, int r, int i, int half, int k, int t) {
+    return x.qh[16*i + 4*r + t] >> (4*half + (std::array<int, 4>{0, 2, 1, 3})[k]) & 1;
+}
+
+template <typename Block> static Case with_minimums(const char * name, int type, int n) {
+    Case c{name, type, 4, n, n/256*sizeof(Block)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
     c.make_group = [n](char * data) {
-        fill(data, n/256*sizeof(block_q4_k_r4));
-        for (int b = 0; b < n/256; ++b) for (auto & d : ((block_q4_k_r4 *)data)[b].d) d = half();
+        fill(data, n/256*sizeof(Block));
+        for (int b = 0; b < n/256; ++b) for (auto & d : ((Block *)data)[b].d) d = half();
     };
     c.make_column = [n](char * data) {
         k_column(data, n);
@@ -143,7 +150,7 @@ static Case q4_k(int n) {
     };
     c.exact = [n](const char * group, int r, const char * column, double & sum, double & size) {
         for (int b = 0; b < n/256; ++b) {
-            const auto & x = ((const block_q4_k_r4 *)group)[b];
+            const auto & x = ((const Block *)group)[b];
             const auto & y = ((const block_q8_K *)column)[b];
             for (int i = 0; i < 8; ++i) {
                 const int at = 4*i + r, upper = x.scales_h[at % 16] >> (at < 16 ? 0 : 4);
@@ -153,7 +160,7 @@ static Case q4_k(int n) {
                 std::memcpy(&part, (const char *)y.bsums + 4*i, 4);
                 add(-(double)value(x.d[4 + r])*least*part, sum, size);
                 for (int j = 0; j < 32; ++j) {
-                    const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4);
+                    const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4) + 16*fifth_bit(x, r, i, j/16, j/4%4, j%4);
                     add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j], sum, size);
                 }
             }
@@ -241,7 +248,8 @@ static int of_q8_0(const block_q8_0_r8 & x, int r, int j) { return x.qs[32*(j/4)
 
 int main() {
     for (int n : {256, 1536}) {
-        run(q4_k(n));
+        run(with_minimums<block_q4_k_r4>("q4_k", GGML_TYPE_Q4_K_R4, n));
+        run(with_minimums<block_q5_k_r4>("q5_k", GGML_TYPE_Q5_K_R4, n));
         run(q6_k(n));
     }
     for (int n : {32, 128, 160, 896}) {

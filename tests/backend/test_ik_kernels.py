@@ -39,7 +39,15 @@ def test_products_are_what_the_formats_mean_whatever_the_number_of_columns(tmp_p
     """Random weights; one to eight columns, whole and half pairs of groups, all outputs. Equal to the last bit."""
     lines = _outcome(tmp_path, (SCRIPTS / "ik_kernels.h").read_text(encoding="utf-8"))
     # Two lengths of rows by 4, 8, 12, 16 rows for K-quants, four by 8, 16, 24, 32 for the rest; 1 + … + 8 columns.
-    assert lines == [f"{36 * 2 * (2 * 40 + 4 * 80)} compared"]
+    assert lines == [f"{36 * (3 * 2 * 40 + 2 * 4 * 80)} compared"]
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_other_processors_keep_the_kernels_they_have(tmp_path):
+    source = tmp_path / "other.cpp"
+    source.write_text('#include "ik_kernels.h"\nint main() { int none; return !localspec::use_kernels(0, none); }\n')
+    subprocess.run(["c++", "-std=c++17", f"-I{SCRIPTS}", source, "-o", tmp_path / "other"], check=True)
+    subprocess.run([tmp_path / "other"], check=True)
 
 
 @needs_avx512
@@ -47,6 +55,7 @@ def test_products_are_what_the_formats_mean_whatever_the_number_of_columns(tmp_p
     ("right", "wrong", "name"),
     [
         ("_mm512_srli_epi16(two, 2), high", "_mm512_srli_epi16(two, 1), high", "q4_k"),
+        ("_mm512_srli_epi16(fifth, 3)", "_mm512_srli_epi16(fifth, 2)", "q5_k"),
         ("_mm512_slli_epi16(upper, 2)", "_mm512_slli_epi16(upper, 1)", "q6_k"),
         ("i >= whole", "i > whole", "q4_0"),
         ("offset = 127", "offset = 128", "q8_0"),
