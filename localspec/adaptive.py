@@ -27,6 +27,7 @@ _PLAIN = FixedPolicy(0)
 _EXPLORED = 6  # steps with the draft model, before its costs are believed not to pay
 _OTHER_MACHINE = 0.5  # of what a plain step takes by the curve
 _CAUTION = 2.0  # times what has to be read is to be won back: its price is certain, and the gain is not
+_HOPELESS = 0.9  # of plain decoding, if all drafted tokens are accepted
 _TRIAL_SHARE = 0.02  # of what a text takes: what the draft may have to read for a mere trial
 _LONGEST_PATIENCE = 4  # texts without a try
 _PROBE_AFTER = 128  # steps that copied nothing
@@ -231,6 +232,11 @@ class _CostTable:
         verify_s = [costs.verify_s(n + 1, depth) for n in range(longest + 1)]
         return cls(depth, verify_s, costs.draft_s(1, depth))
 
+    def best_speedup(self, limit: int) -> float:
+        """Return the speedup over plain decoding if up to ``limit`` drafted tokens were all accepted."""
+        steps = [self.verify_s[n] + n * self.draft_s for n in range(1, limit + 1)]
+        return max(((n + 1) * self.verify_s[0] / step for n, step in enumerate(steps, 1)), default=0.0)
+
     def scaled(self, verify_pace: float, draft_pace: float) -> _CostTable:
         """Return the table with passes over several tokens, and the draft's, scaled; a plain one is the unit."""
         plain, *several = self.verify_s
@@ -314,12 +320,14 @@ class _Plan:
 class _Trial(_Plan):
     """A step that drafts one token at least, whatever it is worth, to see whether costs are what they were.
 
-    Only where the draft has little to read for that: otherwise the costs that are known decide.
+    Only where the draft has little to read for that, and would not lose far even if all it drafts were accepted:
+    otherwise the costs that are known decide.
     """
 
     def runs(self, num_lacking: int = 1, num_unread: int = 0, num_expected: int = EXPECTED_TOKENS) -> bool:
         reading_s = self._policy.catch_up_s(num_lacking + num_unread, self._table.depth)
-        if self.passes or reading_s > _TRIAL_SHARE * num_expected * self._table.verify_s[0]:
+        dear = reading_s > _TRIAL_SHARE * num_expected * self._table.verify_s[0]
+        if self.passes or dear or self._table.best_speedup(self.limit) < _HOPELESS:
             return super().runs(num_lacking, num_unread, num_expected)
         return self._run(num_lacking)
 

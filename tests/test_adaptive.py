@@ -207,6 +207,7 @@ def test_a_machine_that_stalls_now_and_then_changes_little(stalls: Sequence[int]
         (Costs(FLAT, 0.1), 3000, 2000, True),
         (Costs(STEEP, 0.5), 0, 128, True),  # a trial
         (Costs(STEEP, 0.5), 4, 128, True),
+        (Costs(STEEP, 0.7), 0, 128, False),  # 0.88 of plain decoding at best
         (Costs(STEEP, 0.5), 20, 128, False),
         (Costs(STEEP, 0.5), 20, 2000, True),
     ],
