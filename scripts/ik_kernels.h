@@ -6,8 +6,8 @@
 // and ask for the next two while they work on these. So a pass over a few tokens waits for memory as one over a single
 // token does, and costs little more.
 //
-// Whatever the number of columns, an output is made by the same operations in the same order: the logits of a token do
-// not depend on how many share its pass. They are those of the library's own kernels for several columns, bit by bit.
+// Whatever the number of columns, an output is made by the same operations in the same order. It is that of the library's
+// own kernels for several columns, bit by bit.
 //
 // Needs iqk_common.h, ggml-common.h and ggml.h before it.
 
@@ -202,6 +202,7 @@ struct Q6K {
 template <typename Quant, int columns>
 void multiply_k(int n, const void * vx, size_t bx, const DataInfo & info, int nrc_x) {
     using Block = typename Quant::Block;
+    GGML_ASSERT(nrc_x % 4 == 0);
     const Q8<columns, block_q8_K> y(info);
     for (int ix = 0; ix < nrc_x; ix += 8) {
         const bool second = ix + 4 < nrc_x;
@@ -290,6 +291,7 @@ struct Part {
 template <typename Quant, int columns>
 void multiply_0(int n, const void * vx, size_t bx, const DataInfo & info, int nrc_x) {
     using Block = typename Quant::Block;
+    GGML_ASSERT(nrc_x % 8 == 0);
     const Q8<columns, block_q8_2_x4> y(info);
     const int parts = n/32, whole = parts - parts%4;
     for (int ix = 0; ix < nrc_x; ix += 16) {

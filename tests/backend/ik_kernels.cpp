@@ -1,4 +1,5 @@
-// Multiplies random weights by random columns with scripts/ik_kernels.h, and compares with what the formats mean.
+// Multiplies random weights by random columns with scripts/ik_kernels.h. Outputs are compared with what the formats mean,
+// in double precision, and to the last bit with the same sums in the order of ik_llama.cpp's kernels for several columns.
 // Prints a line for each fault, and the number of outputs compared.
 
 #include <immintrin.h>
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -15,6 +17,7 @@
 // What the kernels use of the library.
 #define HAVE_FANCY_SIMD
 #define GGML_API
+#define GGML_ASSERT(condition) if (!(condition)) std::abort();
 constexpr int IQK_MAX_NY = 8;
 using ggml_half = uint16_t;
 struct block_q4_k_r4 { ggml_half d[8]; uint8_t scales_h[16], scales_l[32], qs[512]; };
@@ -72,7 +75,18 @@ struct Case {
     size_t column_bytes;
     std::function<void(char *)> make_group;                                        // of rows that are stored together
     std::function<void(char *)> make_column;
-    std::function<void(const char *, int, const char *, double &, double &)> exact;  // of a row of a group: sum, size
+    std::function<struct Output(const char *, int, const char *)> output;  // of a row of a group
+};
+
+// A sum of products, the sum of their sizes, and the sum as it is rounded step by step.
+struct Output {
+    double sum = 0, size = 0;
+    float rounded = 0;
+
+    void add(double term) {
+        sum += term;
+        size += std::fabs(term);
+    }
 };
 
 static int compared = 0;
@@ -81,17 +95,22 @@ static void run(const Case & c) {
     constexpr int columns = 8;
     std::array<mul_mat_t, IQK_MAX_NY> kernels{};
     if (!localspec::use_kernels(c.type, kernels)) std::printf("%s: not taken\n", c.name);
-    for (int groups = 1; groups <= 4; ++groups) {
+    for (int groups : {1, 2, 3, 17}) {
         const int rows = groups*c.rows_together;
         std::vector<char> weights(rows*c.row_bytes), ys(columns*c.column_bytes);
         for (int g = 0; g < groups; ++g) c.make_group(weights.data() + g*c.rows_together*c.row_bytes);
         for (int i = 0; i < columns; ++i) c.make_column(ys.data() + i*c.column_bytes);
         const int width = rows + 8;
-        std::vector<float> first;
+        std::vector<Output> right;
+        for (int i = 0; i < columns; ++i) {
+            for (int r = 0; r < rows; ++r) {
+                const char * group = weights.data() + r/c.rows_together*c.rows_together*c.row_bytes;
+                right.push_back(c.output(group, r % c.rows_together, ys.data() + i*c.column_bytes));
+            }
+        }
         for (int count = columns; count >= 1; --count) {
             std::vector<float> out(columns*width, -7.0f);
             kernels[count - 1](c.n, weights.data(), c.row_bytes, DataInfo{out.data(), ys.data(), (size_t)width, c.column_bytes}, rows);
-            if (first.empty()) first = out;
             for (int i = 0; i < columns; ++i) {
                 for (int r = 0; r < width; ++r) {
                     const float found = out[i*width + r];
@@ -99,11 +118,9 @@ static void run(const Case & c) {
                         if (found != -7.0f) std::printf("%s: wrote row %d of column %d\n", c.name, r, i);
                         continue;
                     }
-                    double sum = 0, size = 0;
-                    const char * group = weights.data() + r/c.rows_together*c.rows_together*c.row_bytes;
-                    c.exact(group, r % c.rows_together, ys.data() + i*c.column_bytes, sum, size);
-                    if (std::fabs(found - sum) > 1e-6*size) std::printf("%s: %g for %g\n", c.name, found, sum);
-                    if (std::memcmp(&found, &first[i*width + r], 4)) std::printf("%s: %d columns differ from 8\n", c.name, count);
+                    const auto & to_be = right[i*rows + r];
+                    if (!(std::fabs(found - to_be.sum) <= 1e-6*to_be.size)) std::printf("%s: %g for %g\n", c.name, found, to_be.sum);
+                    if (std::memcmp(&found, &to_be.rounded, 4)) std::printf("%s: %d columns: another rounding\n", c.name, count);
                     ++compared;
                 }
             }
@@ -125,11 +142,6 @@ static void k_column(char * data, int n) {
     }
 }
 
-static void add(double term, double & sum, double & size) {
-    sum += term;
-    size += std::fabs(term);
-}
-
 static int fifth_bit(const block_q4_k_r4 &, int, int, int, int, int) { return 0; }
 static int fifth_bit(const block_q5_k_r4 & x, int r, int i, int half, int k, int t) {
     return x.qh[16*i + 4*r + t] >> (4*half + (std::array<int, 4>{0, 2, 1, 3})[k]) & 1;
@@ -148,23 +160,31 @@ template <typename Block> static Case with_minimums(const char * name, int type,
             std::memcpy((char *)((block_q8_K *)data)[b].bsums + 4*i, &sum, 4);
         }
     };
-    c.exact = [n](const char * group, int r, const char * column, double & sum, double & size) {
+    c.output = [n](const char * group, int r, const char * column) {
+        Output out;
+        float acc[2] = {};
         for (int b = 0; b < n/256; ++b) {
             const auto & x = ((const Block *)group)[b];
             const auto & y = ((const block_q8_K *)column)[b];
+            int sums[2] = {};
             for (int i = 0; i < 8; ++i) {
                 const int at = 4*i + r, upper = x.scales_h[at % 16] >> (at < 16 ? 0 : 4);
                 const int scale = (x.scales_l[at] & 15) | (upper & 3) << 4;
                 const int least = x.scales_l[at] >> 4 | (upper >> 2 & 3) << 4;
                 float part;
                 std::memcpy(&part, (const char *)y.bsums + 4*i, 4);
-                add(-(double)value(x.d[4 + r])*least*part, sum, size);
+                out.add(-(double)value(x.d[4 + r])*least*part);
+                acc[i/4] = std::fma(-value(x.d[4 + r])*least, part, acc[i/4]);
                 for (int j = 0; j < 32; ++j) {
                     const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4) + 16*fifth_bit(x, r, i, j/16, j/4%4, j%4);
-                    add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j], sum, size);
+                    out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j]);
+                    sums[j/16] += scale*weight*y.qs[32*i + j];
                 }
             }
+            for (int h = 0; h < 2; ++h) acc[h] = std::fma(value(x.d[r])*y.d, (float)sums[h], acc[h]);
         }
+        out.rounded = acc[0] + acc[1];
+        return out;
     };
     return c;
 }
@@ -183,23 +203,32 @@ static Case q6_k(int n) {
             for (int i = 0; i < 16; ++i) y.bsums[j] += y.qs[16*j + i];
         }
     };
-    c.exact = [n](const char * group, int r, const char * column, double & sum, double & size) {
+    c.output = [n](const char * group, int r, const char * column) {
+        Output out;
+        float acc[2] = {};
         for (int b = 0; b < n/256; ++b) {
             const auto & x = ((const block_q6_k_r4 *)group)[b];
             const auto & y = ((const block_q8_K *)column)[b];
+            int sums[2] = {};
             for (int j = 0; j < 256; ++j) {
                 const int i = j/32, half = j/16%2, k = j/4%4, t = j%4;
                 const int two = x.qh[32*i + 16*half + 4*r + t] >> (std::array<int, 4>{0, 4, 2, 6})[k] & 3;
                 const int weight = four_bits(x.ql, r, i, half, k, t) + 16*two - 32;
-                add((double)value(x.d[r])*y.d*x.scales[8*i + 4*half + r]*weight*y.qs[j], sum, size);
+                const int scale = x.scales[8*i + 4*half + r];
+                out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[j]);
+                sums[half] += scale*(weight + 32)*y.qs[j];
+                sums[j/128] -= scale*32*y.qs[j];  // taken off by halves of the block
             }
+            for (int h = 0; h < 2; ++h) acc[h] = std::fma(value(x.d[r])*y.d, (float)sums[h], acc[h]);
         }
+        out.rounded = acc[0] + acc[1];
+        return out;
     };
     return c;
 }
 
 template <typename Block>
-static Case of_32(const char * name, int type, int n, int (*weight)(const Block &, int, int)) {
+static Case of_32(const char * name, int type, int n, int offset, int (*weight)(const Block &, int, int)) {
     Case c{name, type, 8, n, n/32*sizeof(Block)/8, n/32*sizeof(block_q8_2), {}, {}, {}};
     c.make_group = [n](char * data) {
         for (int i = 0; i < n/32; ++i) {
@@ -222,19 +251,28 @@ static Case of_32(const char * name, int type, int n, int (*weight)(const Block 
             (whole ? four.d[i%4 + 4] : alone.s) = (uint16_t)sum;
         }
     };
-    c.exact = [n, weight](const char * group, int r, const char * column, double & sum, double & size) {
+    c.output = [n, offset, weight](const char * group, int r, const char * column) {
+        Output out;
+        float acc = 0, offsets = 0;
         for (int i = 0; i < n/32; ++i) {
             const auto & x = ((const Block *)group)[i];
             const auto & four = ((const block_q8_2_x4 *)column)[i/4];
             const auto & alone = ((const block_q8_2 *)column)[i];
             const bool whole = i < n/32/4*4;
-            const double d = (double)value(x.d[r])*bf16(whole ? four.d[i%4] : alone.d);
+            const float dx = value(x.d[r]), dy = bf16(whole ? four.d[i%4] : alone.d);
+            const double d = (double)dx*dy;
             const int8_t * qs = whole ? four.qs + 32*(i%4) : alone.qs;
+            int sum = 0;
             for (int j = 0; j < 32; ++j) {
-                add(d*weight(x, r, j)*qs[j], sum, size);
-                size += 127*std::fabs(d*qs[j]);  // what is added and taken off again is rounded too
+                out.add(d*weight(x, r, j)*qs[j]);
+                out.size += 127*std::fabs(d*qs[j]);  // what is added and taken off again is rounded too
+                sum += (weight(x, r, j) + offset)*qs[j];
             }
+            acc = std::fma(dx*dy, (float)sum, acc);
+            offsets = std::fma(dx, dy*(int16_t)(whole ? four.d[i%4 + 4] : alone.s), offsets);
         }
+        out.rounded = std::fma((float)-offset, offsets, acc);
+        return out;
     };
     return c;
 }
@@ -247,14 +285,14 @@ static int of_q4_0(const block_iq4_nl_r8 & x, int r, int j) {
 static int of_q8_0(const block_q8_0_r8 & x, int r, int j) { return x.qs[32*(j/4) + 4*r + j%4]; }
 
 int main() {
-    for (int n : {256, 1536}) {
+    for (int n : {256, 2304}) {
         run(with_minimums<block_q4_k_r4>("q4_k", GGML_TYPE_Q4_K_R4, n));
         run(with_minimums<block_q5_k_r4>("q5_k", GGML_TYPE_Q5_K_R4, n));
         run(q6_k(n));
     }
-    for (int n : {32, 128, 160, 896}) {
-        run(of_32<block_iq4_nl_r8>("q4_0", GGML_TYPE_Q4_0_R8, n, of_q4_0));
-        run(of_32<block_q8_0_r8>("q8_0", GGML_TYPE_Q8_0_R8, n, of_q8_0));
+    for (int n : {64, 96, 128, 1184}) {  // with 2, 3, no and 1 parts beyond the last four
+        run(of_32<block_iq4_nl_r8>("q4_0", GGML_TYPE_Q4_0_R8, n, 8, of_q4_0));
+        run(of_32<block_q8_0_r8>("q8_0", GGML_TYPE_Q8_0_R8, n, 127, of_q8_0));
     }
     std::array<mul_mat_t, IQK_MAX_NY> untouched{};
     if (!localspec::use_kernels(OTHER, untouched) || untouched[0]) std::printf("other types: taken\n");
