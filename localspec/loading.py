@@ -11,6 +11,7 @@ from localspec import registry
 from localspec.backend import can_roll_back
 from localspec.backend.choice import BackendChoice, BackendName, backend_in_use, check_backend, load_binding
 from localspec.backend.compatibility import check_compatible
+from localspec.backend.ik_library import find_library
 from localspec.backend.model_header import ModelHeader, read_header
 from localspec.backend.native import NativeContext, NativeModel, reads_embeddings
 from localspec.backend.quantize import quantize
@@ -154,6 +155,8 @@ def load_models(
     if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= MAX_CONTEXT:
         raise InvalidOptionError(f"the context is {context!r}; use a whole number of tokens, such as 4096")
     check_backend(backend)
+    if backend == "ik":
+        find_library()  # if it is not here, that is known before models are fetched
     num_sequences = 1 if parallel is None else check_parallel(parallel)
     files = find_files(pair, target=target, draft=draft, use_draft=use_draft, progress=progress)
     chosen = choose_backend(backend, files, threads=threads, use_profile=use_profile)

@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zlib
+from collections import deque
 from pathlib import Path
 
 from localspec.backend.ik_layout import PACKAGE_VERSION
@@ -149,11 +151,28 @@ def build(source: Path, directory: Path, jobs: int) -> list[Path]:
     """Compile the library, and return its files."""
     subprocess.run(["cmake", "-S", str(source), "-B", str(directory), *OPTIONS], check=True, stdout=sys.stderr)
     command = ["cmake", "--build", str(directory), "--config", "Release", "--target", "llama", "-j", str(jobs)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    _run_quietly(command)
     files = [next(directory.rglob(name), None) for name in library_names()]
     if None in files:
         raise ValueError(f"{directory} lacks {' or '.join(library_names())} after the build")
     return [file for file in files if file is not None]
+
+
+def _run_quietly(command: list[str]) -> None:
+    """Run a build and show how far it is; its warnings, thousands of them, only where it fails."""
+    last: deque[str] = deque(maxlen=60)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            last.append(line)
+            if re.match(r"\[ *\d+(%|/)", line):  # as make and Ninja count
+                sys.stderr.write(line)
+                sys.stderr.flush()
+    if job.returncode:
+        sys.stderr.writelines(last)
+        raise subprocess.CalledProcessError(job.returncode, command)
 
 
 def install(files: list[Path]) -> Path:

@@ -247,6 +247,16 @@ def test_kernels_are_put_into_the_sources_once(tmp_path):
     assert [file.stat().st_mtime_ns for file in (place, header)] == written, "nothing to compile again"
 
 
+def test_a_build_shows_how_far_it_is_and_its_warnings_where_it_fails(capfd):
+    builder = _load("build_ik")
+    script = "print('[ 37%] Building'); print('warning: may be used'); print('[3/4] Linking'); raise SystemExit({})"
+    builder._run_quietly([sys.executable, "-c", script.format(0)])
+    assert capfd.readouterr().err.splitlines() == ["[ 37%] Building", "[3/4] Linking"]
+    with pytest.raises(subprocess.CalledProcessError):
+        builder._run_quietly([sys.executable, "-c", script.format(2)])
+    assert "warning: may be used" in capfd.readouterr().err
+
+
 def test_other_sources_get_no_kernels(tmp_path):
     builder = _load("build_ik")
     place = tmp_path / builder.CHOICE

@@ -159,11 +159,14 @@ def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float,
 
 
 def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
-    """Return the drafts to try, by name or path; None stands for the pair's own."""
+    """Return the drafts to try, by name or path; None stands for the pair's own, which ``values`` then names."""
+    from localspec import registry
     from localspec.cli.deriving import read_recipes
 
     drafts: list[str | None] = [*named] or [None]
     recipes = read_recipes(derive or "")  # all are right before the first is followed, which takes a while
+    if recipes and not named and values["pair"] is None and values["target"] is None:
+        values["pair"] = registry.load().pair().name  # a file needs its target named
     drafts += [_derived(values, named[0] if named else None, recipe) for recipe in recipes]
     return list(dict.fromkeys(drafts))
 

@@ -345,4 +345,5 @@ def _command(frontier: Frontier, values: dict[str, Any]) -> str:
     parts += ["--drafter", best.drafter] if best.drafter in ("lookup", "model") else []
     remembered = remembered_backend(best.target, best.draft, threads=values["threads"]) or "llamacpp"
     parts += ["--backend", best.backend] if remembered != best.backend else []
+    parts += ["--threads", str(values["threads"])] if values["threads"] else []
     return shlex.join(parts)

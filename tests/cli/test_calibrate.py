@@ -20,6 +20,7 @@ from localspec.cli import calibrate as command
 from localspec.cli import deriving
 from localspec.cli.options import seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
+from localspec.loading import find_files
 from localspec.profile import SamplerCost
 from localspec.sampling import LLAMACPP_DEFAULTS
 from tests.backend.ggufs import model
@@ -142,6 +143,20 @@ def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.M
     (recipe,) = deriving.read_recipes("Q4_K_M")
     for named in (None, "the-draft"):  # it is that already, by whatever name
         assert command._derived({"pair": None, "target": "t", "threads": None}, named, recipe) == named
+
+
+def test_what_is_made_of_the_default_pairs_draft_goes_with_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(_store: Any, model: Any, **_: Any) -> Path:
+        return Path(getattr(model, "name", str(model)))
+
+    monkeypatch.setattr("localspec.registry.Store.path", path)
+    monkeypatch.setattr("localspec.cli.deriving.derive", lambda source, recipe, **_: Path("/made.gguf"))
+    values: dict[str, Any] = {"pair": None, "target": None, "threads": None}
+    drafts = command._drafts(values, (), "Q4_0+cut:32768")
+    assert drafts == [None, "/made.gguf"]
+    own, made = (find_files(values["pair"], target=values["target"], draft=draft) for draft in drafts)
+    assert made.target == own.target == find_files().target
+    assert (own.draft, made.draft) == (find_files().draft, Path("/made.gguf"))
 
 
 class _Interrupted:

@@ -162,7 +162,16 @@ def test_the_report_and_its_command(
     assert "F16" in out
     assert "(another model)" in out
     assert "To run it: localspec generate --target" in out
+    assert "--threads" not in out
     assert "\x1b" not in out
+
+
+def test_the_command_has_the_threads_that_were_measured(
+    files: dict[str, Path], machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profile is for a number of threads."""
+    assert main([*arguments(files, "target", "draft"), "--threads", "1"]) == 0
+    assert " --threads 1\n" in capsys.readouterr().out
 
 
 def test_files_of_one_kind_go_by_names_that_differ(files: dict[str, Path], tmp_path: Path) -> None:
