@@ -98,6 +98,8 @@ def calibrate(
     full_s, quick_s = (SEARCH_S, QUICK_SEARCH_S) if frontier else (_FULL_BUDGET_S, _QUICK_BUDGET_S)
     budget_s = seconds(budget) if budget else (quick_s if quick else full_s)
     settings = _settings(params, prompts, max_gamma, budget_s, quick)
+    if derive and not drafts and values["pair"] is None and values["target"] is None:
+        values["pair"] = _default_pair()  # what is made of its draft needs a target that is named
     candidates = _drafts(values | {"prompts": prompts}, drafts, derive)
     if frontier:
         more = targets[1:] if targets else None
@@ -158,15 +160,18 @@ def _settings(params: Any, prompts: str | None, max_gamma: int, budget_s: float,
     )
 
 
-def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
-    """Return the drafts to try, by name or path; None stands for the pair's own, which ``values`` then names."""
+def _default_pair() -> str:
     from localspec import registry
+
+    return registry.load().pair().name
+
+
+def _drafts(values: dict[str, Any], named: tuple[str, ...], derive: str | None) -> list[str | None]:
+    """Return the drafts to try, by name or path; None stands for the pair's own."""
     from localspec.cli.deriving import read_recipes
 
     drafts: list[str | None] = [*named] or [None]
     recipes = read_recipes(derive or "")  # all are right before the first is followed, which takes a while
-    if recipes and not named and values["pair"] is None and values["target"] is None:
-        values["pair"] = registry.load().pair().name  # a file needs its target named
     drafts += [_derived(values, named[0] if named else None, recipe) for recipe in recipes]
     return list(dict.fromkeys(drafts))
 

@@ -17,7 +17,7 @@ import pytest
 from localspec.calibration import runner
 from localspec.calibration.costs import MeasuredCosts
 from localspec.cli import calibrate as command
-from localspec.cli import deriving
+from localspec.cli import deriving, main
 from localspec.cli.options import seconds
 from localspec.errors import ContextOverflowError, InvalidOptionError, StoreError
 from localspec.loading import find_files
@@ -145,18 +145,25 @@ def test_derived_files_belong_to_one_draft(tmp_path: Path, monkeypatch: pytest.M
         assert command._derived({"pair": None, "target": "t", "threads": None}, named, recipe) == named
 
 
-def test_what_is_made_of_the_default_pairs_draft_goes_with_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_of_the_default_pairs_draft_goes_with_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def path(_store: Any, model: Any, **_: Any) -> Path:
         return Path(getattr(model, "name", str(model)))
 
     monkeypatch.setattr("localspec.registry.Store.path", path)
     monkeypatch.setattr("localspec.cli.deriving.derive", lambda source, recipe, **_: Path("/made.gguf"))
-    values: dict[str, Any] = {"pair": None, "target": None, "threads": None}
-    drafts = command._drafts(values, (), "Q4_0+cut:32768")
-    assert drafts == [None, "/made.gguf"]
-    own, made = (find_files(values["pair"], target=values["target"], draft=draft) for draft in drafts)
-    assert made.target == own.target == find_files().target
-    assert (own.draft, made.draft) == (find_files().draft, Path("/made.gguf"))
+    monkeypatch.setenv("LOCALSPEC_CACHE_DIR", str(tmp_path / "cache"))
+    found = []
+
+    def search(values: dict[str, Any], *, drafts: list[str | None], **_: Any) -> None:
+        found.extend(find_files(values["pair"], target=values["target"], draft=draft) for draft in drafts)
+
+    monkeypatch.setattr(command, "search", search)
+    assert main(["calibrate", "--frontier", "--derive", "Q4_0+cut:32768"]) == 0
+    own, made = found
+    assert own == find_files()
+    assert made == replace(own, draft=Path("/made.gguf"))
 
 
 class _Interrupted:
