@@ -104,12 +104,9 @@ class _Binding:
     def build(self) -> str:
         features = self._native.llama_print_system_info().decode(errors="replace").split("|")
         compiled = [name.strip() for name, _, value in (f.partition("=") for f in features) if value.strip() == "1"]
-        own = ["and localspec's kernels"] if self._has_own_kernels() else []
-        return f"ik_llama.cpp {library_identity(self._path)}, {' '.join(compiled + own)}"
-
-    def _has_own_kernels(self) -> bool:
-        """Whether scripts/build_ik.py put its kernels in."""
-        return hasattr(self._native, "localspec_kernels")
+        if hasattr(self._native, "localspec_kernels"):  # scripts/build_ik.py put them in
+            compiled.append("and localspec's kernels")
+        return f"ik_llama.cpp {library_identity(self._path)}, {' '.join(compiled)}"
 
     def load_model(self, path: bytes, goes_on: Callable[[], bool]) -> Any:
         params = self._native.llama_model_default_params()

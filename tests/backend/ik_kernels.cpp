@@ -134,11 +134,53 @@ static int four_bits(const uint8_t * qs, int r, int i, int half, int k, int t) {
     return k & 2 ? byte >> 4 : byte & 15;
 }
 
-static void k_column(char * data, int n) {
-    for (int b = 0; b < n/256; ++b) {
-        auto & y = ((block_q8_K *)data)[b];
-        fill(y.qs, sizeof(y.qs));
-        y.d = (below(1000) + 1)*1e-4f;
+// K-quants. `add_sums` gives a column's block its sums; `add_block` adds a row's products of one block, the minimums to
+// the floats and the rest to the integers, of the first and the second half of each part.
+template <typename Block>
+using AddBlock = void (*)(const Block &, const block_q8_K &, int r, Output &, float (&acc)[2], int (&sums)[2]);
+
+template <typename Block>
+static Case of_256(const char * name, int type, int n, void (*add_sums)(block_q8_K &), AddBlock<Block> add_block) {
+    Case c{name, type, 4, n, n/256*sizeof(Block)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
+    c.make_group = [n](char * data) {
+        fill(data, n/256*sizeof(Block));
+        for (int b = 0; b < n/256; ++b) for (auto & d : ((Block *)data)[b].d) d = half();
+    };
+    c.make_column = [n, add_sums](char * data) {
+        for (int b = 0; b < n/256; ++b) {
+            auto & y = ((block_q8_K *)data)[b];
+            fill(y.qs, sizeof(y.qs));
+            y.d = (below(1000) + 1)*1e-4f;
+            add_sums(y);
+        }
+    };
+    c.output = [n, add_block](const char * group, int r, const char * column) {
+        Output out;
+        float acc[2] = {};
+        for (int b = 0; b < n/256; ++b) {
+            const auto & x = ((const Block *)group)[b];
+            const auto & y = ((const block_q8_K *)column)[b];
+            int sums[2] = {};
+            add_block(x, y, r, out, acc, sums);
+            for (int h = 0; h < 2; ++h) acc[h] = std::fma(value(x.d[r])*y.d, (float)sums[h], acc[h]);
+        }
+        out.rounded = acc[0] + acc[1];
+        return out;
+    };
+    return c;
+}
+
+static void sums_of_parts(block_q8_K & y) {  // any will do
+    for (int i = 0; i < 8; ++i) {
+        const float sum = below(2000) - 1000;
+        std::memcpy((char *)y.bsums + 4*i, &sum, 4);
+    }
+}
+
+static void sums_of_halves(block_q8_K & y) {
+    for (int j = 0; j < 16; ++j) {
+        y.bsums[j] = 0;
+        for (int i = 0; i < 16; ++i) y.bsums[j] += y.qs[16*j + i];
     }
 }
 
@@ -147,85 +189,50 @@ static int fifth_bit(const block_q5_k_r4 & x, int r, int i, int half, int k, int
     return x.qh[16*i + 4*r + t] >> (4*half + (std::array<int, 4>{0, 2, 1, 3})[k]) & 1;
 }
 
-template <typename Block> static Case with_minimums(const char * name, int type, int n) {
-    Case c{name, type, 4, n, n/256*sizeof(Block)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
-    c.make_group = [n](char * data) {
-        fill(data, n/256*sizeof(Block));
-        for (int b = 0; b < n/256; ++b) for (auto & d : ((Block *)data)[b].d) d = half();
-    };
-    c.make_column = [n](char * data) {
-        k_column(data, n);
-        for (int b = 0; b < n/256; ++b) for (int i = 0; i < 8; ++i) {
-            const float sum = below(2000) - 1000;
-            std::memcpy((char *)((block_q8_K *)data)[b].bsums + 4*i, &sum, 4);
+template <typename Block>
+static void with_minimums(const Block & x, const block_q8_K & y, int r, Output & out, float (&acc)[2], int (&sums)[2]) {
+    for (int i = 0; i < 8; ++i) {
+        const int at = 4*i + r, upper = x.scales_h[at % 16] >> (at < 16 ? 0 : 4);
+        const int scale = (x.scales_l[at] & 15) | (upper & 3) << 4;
+        const int least = x.scales_l[at] >> 4 | (upper >> 2 & 3) << 4;
+        float part;
+        std::memcpy(&part, (const char *)y.bsums + 4*i, 4);
+        out.add(-(double)value(x.d[4 + r])*least*part);
+        acc[i/4] = std::fma(-value(x.d[4 + r])*least, part, acc[i/4]);
+        for (int j = 0; j < 32; ++j) {
+            const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4) + 16*fifth_bit(x, r, i, j/16, j/4%4, j%4);
+            out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j]);
+            sums[j/16] += scale*weight*y.qs[32*i + j];
         }
-    };
-    c.output = [n](const char * group, int r, const char * column) {
-        Output out;
-        float acc[2] = {};
-        for (int b = 0; b < n/256; ++b) {
-            const auto & x = ((const Block *)group)[b];
-            const auto & y = ((const block_q8_K *)column)[b];
-            int sums[2] = {};
-            for (int i = 0; i < 8; ++i) {
-                const int at = 4*i + r, upper = x.scales_h[at % 16] >> (at < 16 ? 0 : 4);
-                const int scale = (x.scales_l[at] & 15) | (upper & 3) << 4;
-                const int least = x.scales_l[at] >> 4 | (upper >> 2 & 3) << 4;
-                float part;
-                std::memcpy(&part, (const char *)y.bsums + 4*i, 4);
-                out.add(-(double)value(x.d[4 + r])*least*part);
-                acc[i/4] = std::fma(-value(x.d[4 + r])*least, part, acc[i/4]);
-                for (int j = 0; j < 32; ++j) {
-                    const int weight = four_bits(x.qs, r, i, j/16, j/4%4, j%4) + 16*fifth_bit(x, r, i, j/16, j/4%4, j%4);
-                    out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[32*i + j]);
-                    sums[j/16] += scale*weight*y.qs[32*i + j];
-                }
-            }
-            for (int h = 0; h < 2; ++h) acc[h] = std::fma(value(x.d[r])*y.d, (float)sums[h], acc[h]);
-        }
-        out.rounded = acc[0] + acc[1];
-        return out;
-    };
-    return c;
+    }
 }
 
-static Case q6_k(int n) {
-    Case c{"q6_k", GGML_TYPE_Q6_K_R4, 4, n, n/256*sizeof(block_q6_k_r4)/4, n/256*sizeof(block_q8_K), {}, {}, {}};
-    c.make_group = [n](char * data) {
-        fill(data, n/256*sizeof(block_q6_k_r4));
-        for (int b = 0; b < n/256; ++b) for (auto & d : ((block_q6_k_r4 *)data)[b].d) d = half();
-    };
-    c.make_column = [n](char * data) {
-        k_column(data, n);
-        for (int b = 0; b < n/256; ++b) for (int j = 0; j < 16; ++j) {
-            auto & y = ((block_q8_K *)data)[b];
-            y.bsums[j] = 0;
-            for (int i = 0; i < 16; ++i) y.bsums[j] += y.qs[16*j + i];
-        }
-    };
-    c.output = [n](const char * group, int r, const char * column) {
-        Output out;
-        float acc[2] = {};
-        for (int b = 0; b < n/256; ++b) {
-            const auto & x = ((const block_q6_k_r4 *)group)[b];
-            const auto & y = ((const block_q8_K *)column)[b];
-            int sums[2] = {};
-            for (int j = 0; j < 256; ++j) {
-                const int i = j/32, half = j/16%2, k = j/4%4, t = j%4;
-                const int two = x.qh[32*i + 16*half + 4*r + t] >> (std::array<int, 4>{0, 4, 2, 6})[k] & 3;
-                const int weight = four_bits(x.ql, r, i, half, k, t) + 16*two - 32;
-                const int scale = x.scales[8*i + 4*half + r];
-                out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[j]);
-                sums[half] += scale*(weight + 32)*y.qs[j];
-                sums[j/128] -= scale*32*y.qs[j];  // taken off by halves of the block
-            }
-            for (int h = 0; h < 2; ++h) acc[h] = std::fma(value(x.d[r])*y.d, (float)sums[h], acc[h]);
-        }
-        out.rounded = acc[0] + acc[1];
-        return out;
-    };
-    return c;
+static void of_q6_k(const block_q6_k_r4 & x, const block_q8_K & y, int r, Output & out, float (&)[2], int (&sums)[2]) {
+    for (int j = 0; j < 256; ++j) {
+        const int i = j/32, half = j/16%2, k = j/4%4, t = j%4;
+        const int two = x.qh[32*i + 16*half + 4*r + t] >> (std::array<int, 4>{0, 4, 2, 6})[k] & 3;
+        const int weight = four_bits(x.ql, r, i, half, k, t) + 16*two - 32;
+        const int scale = x.scales[8*i + 4*half + r];
+        out.add((double)value(x.d[r])*y.d*scale*weight*y.qs[j]);
+        sums[half] += scale*(weight + 32)*y.qs[j];
+        sums[j/128] -= scale*32*y.qs[j];  // taken off by halves of the block
+    }
 }
+
+// Where a column keeps its part i of 32 values: four at a time share a structure, as far as there are four.
+struct Part32 {
+    Part32(const char * column, int i, int n) {
+        auto & four = ((block_q8_2_x4 *)column)[i/4];
+        auto & alone = ((block_q8_2 *)column)[i];
+        const bool whole = i < n/32/4*4;
+        qs = whole ? four.qs + 32*(i%4) : alone.qs;
+        d = whole ? &four.d[i%4] : &alone.d;
+        s = whole ? &four.d[i%4 + 4] : &alone.s;
+    }
+
+    int8_t * qs;
+    uint16_t * d, * s;
+};
 
 template <typename Block>
 static Case of_32(const char * name, int type, int n, int offset, int (*weight)(const Block &, int, int)) {
@@ -240,15 +247,12 @@ static Case of_32(const char * name, int type, int n, int offset, int (*weight)(
     };
     c.make_column = [n](char * data) {
         for (int i = 0; i < n/32; ++i) {
-            auto & four = ((block_q8_2_x4 *)data)[i/4];
-            auto & alone = ((block_q8_2 *)data)[i];
-            const bool whole = i < n/32/4*4;
-            int8_t * qs = whole ? four.qs + 32*(i%4) : alone.qs;
-            fill(qs, 32);
+            Part32 y(data, i, n);
+            fill(y.qs, 32);
             int16_t sum = 0;
-            for (int j = 0; j < 32; ++j) sum += qs[j];
-            (whole ? four.d[i%4] : alone.d) = (uint16_t)(0x3c00 + below(256));
-            (whole ? four.d[i%4 + 4] : alone.s) = (uint16_t)sum;
+            for (int j = 0; j < 32; ++j) sum += y.qs[j];
+            *y.d = (uint16_t)(0x3c00 + below(256));
+            *y.s = (uint16_t)sum;
         }
     };
     c.output = [n, offset, weight](const char * group, int r, const char * column) {
@@ -256,20 +260,17 @@ static Case of_32(const char * name, int type, int n, int offset, int (*weight)(
         float acc = 0, offsets = 0;
         for (int i = 0; i < n/32; ++i) {
             const auto & x = ((const Block *)group)[i];
-            const auto & four = ((const block_q8_2_x4 *)column)[i/4];
-            const auto & alone = ((const block_q8_2 *)column)[i];
-            const bool whole = i < n/32/4*4;
-            const float dx = value(x.d[r]), dy = bf16(whole ? four.d[i%4] : alone.d);
+            const Part32 y(column, i, n);
+            const float dx = value(x.d[r]), dy = bf16(*y.d);
             const double d = (double)dx*dy;
-            const int8_t * qs = whole ? four.qs + 32*(i%4) : alone.qs;
             int sum = 0;
             for (int j = 0; j < 32; ++j) {
-                out.add(d*weight(x, r, j)*qs[j]);
-                out.size += 127*std::fabs(d*qs[j]);  // what is added and taken off again is rounded too
-                sum += (weight(x, r, j) + offset)*qs[j];
+                out.add(d*weight(x, r, j)*y.qs[j]);
+                out.size += 127*std::fabs(d*y.qs[j]);  // what is added and taken off again is rounded too
+                sum += (weight(x, r, j) + offset)*y.qs[j];
             }
             acc = std::fma(dx*dy, (float)sum, acc);
-            offsets = std::fma(dx, dy*(int16_t)(whole ? four.d[i%4 + 4] : alone.s), offsets);
+            offsets = std::fma(dx, dy*(int16_t)*y.s, offsets);
         }
         out.rounded = std::fma((float)-offset, offsets, acc);
         return out;
@@ -286,9 +287,9 @@ static int of_q8_0(const block_q8_0_r8 & x, int r, int j) { return x.qs[32*(j/4)
 
 int main() {
     for (int n : {256, 2304}) {
-        run(with_minimums<block_q4_k_r4>("q4_k", GGML_TYPE_Q4_K_R4, n));
-        run(with_minimums<block_q5_k_r4>("q5_k", GGML_TYPE_Q5_K_R4, n));
-        run(q6_k(n));
+        run(of_256<block_q4_k_r4>("q4_k", GGML_TYPE_Q4_K_R4, n, sums_of_parts, with_minimums));
+        run(of_256<block_q5_k_r4>("q5_k", GGML_TYPE_Q5_K_R4, n, sums_of_parts, with_minimums));
+        run(of_256<block_q6_k_r4>("q6_k", GGML_TYPE_Q6_K_R4, n, sums_of_halves, of_q6_k));
     }
     for (int n : {64, 96, 128, 1184}) {  // with 2, 3, no and 1 parts beyond the last four
         run(of_32<block_iq4_nl_r8>("q4_0", GGML_TYPE_Q4_0_R8, n, 8, of_q4_0));
